@@ -30,7 +30,7 @@ from distill.shipped_recipes import RecipesSettings, recipes
 from eval.cli import BenchmarkSettings, ReportSettings, VerifySettings, benchmark, report, verify
 from eval.engines.certify import CertifySettings, certify
 
-EXITS = "Exit codes: 0 fine, 2 a mistake you can mend (one message), 130 interrupted; run again to continue."
+EXITS = "Exit codes: 0 success, 2 user error (one message), 130 interrupted; run again to continue."
 
 
 @dataclass(frozen=True)
@@ -53,16 +53,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one stage and return the exit code."""
     parser = argparse.ArgumentParser(
         prog="widedraft",
-        description="Makes shallow-and-wide draft models for speculative decoding.",
+        description="Create shallow-and-wide draft models for speculative decoding.",
         epilog="\n".join(["stages:", *(f"  {name:15} {stage.help}" for name, stage in STAGES.items()), "", EXITS]),
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"widedraft {package_version('widedraft')}")
-    parser.add_argument(
-        "stage", choices=STAGES, metavar="STAGE", help="what to do; `widedraft STAGE --help` tells more"
-    )
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="of the stage")
+    parser.add_argument("stage", choices=STAGES, metavar="STAGE", help="command; see `widedraft STAGE --help`")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="arguments of the command")
     chosen = parser.parse_args(argv)
 
     return report_user_errors(lambda: run_stage(chosen.stage, chosen.arguments))
@@ -84,36 +82,36 @@ def reject_undecodable(words: Sequence[str]) -> None:
     """Raise UserError for an argument that cannot be a file name or UTF-8."""
     for word in words:
         if "\0" in word or any("\ud800" <= character <= "\udfff" for character in word):
-            raise UserError(f"{word[:80]!r}: is not UTF-8 text. Write the word in UTF-8, or rename the file.")
+            raise UserError(f"{word[:80]!r}: is not UTF-8. Encode it as UTF-8, or rename the file.")
 
 
 class ImportSettings(Section):
     """Settings of `widedraft import`."""
 
     file: Annotated[Path, Flag(metavar="FILE", is_word=True)] = Field(description="A .gguf file of a LLaMA-like model.")
-    to: Annotated[Path, Flag(metavar="DIR")] = Field(description="The Hugging Face folder to write.")
+    to: Annotated[Path, Flag(metavar="DIR")] = Field(description="Output directory of the Hugging Face checkpoint.")
 
 
 def import_gguf(settings: ImportSettings) -> None:
     from architectures.gguf_import import import_gguf
 
     import_gguf(settings.file, settings.to)
-    print(f"{settings.to}: a Hugging Face folder; name it as target.path in a recipe.")
+    print(f"{settings.to}: a Hugging Face checkpoint; set target.path to it in a recipe.")
 
 
 STAGES = {
     "recipes": Stage(
-        recipes, "list or write the recipes that come with widedraft; list named shapes and tasks", RecipesSettings
+        recipes, "list or write the recipes that ship with widedraft; list named shapes and tasks", RecipesSettings
     ),
     "check": Stage(
         check,
-        "check recipes; print shape, parameters, memory, disk, steps, hours; loads no weights",
+        "check recipes and print shape, parameters, memory, disk, steps and hours, without loading weights",
         CheckSettings,
     ),
-    "import": Stage(import_gguf, "write a Hugging Face folder from a GGUF file", ImportSettings),
+    "import": Stage(import_gguf, "convert a GGUF file to a Hugging Face checkpoint", ImportSettings),
     "prune": Stage(
         commands.prune,
-        "prune the target to the undistilled draft, into <run>/init; learned masks are trained first",
+        "prune the target to the initial draft, into <run>/init; trains learned masks first",
         RunSettings,
     ),
     "generate": Stage(
@@ -126,12 +124,12 @@ STAGES = {
     ),
     "distill": Stage(
         commands.distill,
-        "train the draft on this machine and export it, into <run>/draft",
+        "train the draft and export it, into <run>/draft",
         commands.DistillSettings,
     ),
     "export": Stage(
         commands.export,
-        "write <run>/draft from the newest checkpoint, or a draft from any; in an engine's form; as GGUF files",
+        "export the newest checkpoint into <run>/draft, or any checkpoint; convert drafts for engines or to GGUF",
         commands.ExportSettings,
         usage=(
             "widedraft export RECIPE [key=value ...] [--form FORM --to DIR] [--gguf KIND ...]\n"
@@ -157,7 +155,7 @@ STAGES = {
     ),
     "choose": Stage(
         commands.choose,
-        "find the shape of draft that will be the fastest here: step times, short trainings, then a recipe",
+        "find the fastest draft shape on this machine: step times, short training runs, then a recipe",
         ChooseSettings,
     ),
     "benchmark": Stage(
@@ -167,22 +165,22 @@ STAGES = {
     ),
     "certify": Stage(
         certify,
-        "run a draft in transformers, vLLM or llama.cpp: same texts, counts as replay says, speed; exit code 1 if not",
+        "run a draft in transformers, vLLM or llama.cpp; compare texts and counts with the replay; measure speed",
         CertifySettings,
     ),
     "push": Stage(
         commands.push,
-        "push a finished run's draft to the hub, with its card and its evidence; or write what would go",
+        "push the draft of a complete run to the hub, with its card and evaluation; or write the files only",
         PushSettings,
     ),
     "report": Stage(
         report,
-        "make one page of the scorecards of one or several runs, with plots; it needs no network",
+        "write a self-contained page with plots of one or several scorecards",
         ReportSettings,
     ),
     "run": Stage(
         commands.run_everything,
-        "all of it; continues where a stopped run left off",
+        "run all stages; continues an interrupted run",
         RunSettings,
     ),
 }

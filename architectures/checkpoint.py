@@ -30,7 +30,7 @@ from architectures.errors import UserError
 from architectures.files import checked, read_json_object, write_json
 
 SINGLE_NAME = "model.safetensors"
-HINT = "Choose another folder, or empty this one."
+HINT = "Choose another directory, or empty this one."
 INDEX_NAME = "model.safetensors.index.json"
 LENGTH_BYTES = 8  # length prefix of the header
 MAX_SHARD_BYTES = 5 * 10**9  # the limit of transformers' save_pretrained for years; the hub accepts any size
@@ -85,7 +85,7 @@ class Weights:
     def fill(self, buffer: memoryview, stream: BufferedReader) -> None:
         """Read bytes of a tensor; raises UserError if the file has become shorter since it was opened."""
         if stream.readinto(buffer) != buffer.nbytes:
-            raise UserError(f"{stream.name}: was truncated while it was read. Copy or download it again.")
+            raise UserError(f"{stream.name}: was truncated while being read. Copy or download it again.")
 
     def start(self, name: str) -> int:
         file = self.files[name]
@@ -122,9 +122,9 @@ def open_weights(folder: Path, *, base_prefix: str = "") -> Weights:
             info[tensor], files[tensor] = tensor_info, folder / name
     found = {tensor: file.name for tensor, file in files.items()}
     if indexed and (wrong := sorted({tensor for tensor, _ in indexed.items() ^ found.items()})):
-        said, place = (each.get(wrong[0], "no file") for each in (indexed, found))
+        listed, place = (each.get(wrong[0], "no file") for each in (indexed, found))
         raise UserError(
-            f"{folder / INDEX_NAME}: says that {wrong[0]} is in {said}, it is in {place}. Fetch the checkpoint again."
+            f"{folder / INDEX_NAME}: lists {wrong[0]} in {listed}, but it is in {place}. Download the checkpoint again."
         )
     if not base_prefix or any(name.startswith(base_prefix) for name in info):
         return Weights(folder, info, files)
@@ -146,13 +146,13 @@ def read_index(folder: Path) -> dict[str, str]:
     path = folder / INDEX_NAME
     if not path.exists():
         return {}
-    index = read_json_object(path, "Fetch the checkpoint again.")
-    weight_map = checked(INDEX, index.get("weight_map"), f"{path}: weight_map", "Fetch the checkpoint again.")
+    index = read_json_object(path, "Download the checkpoint again.")
+    weight_map = checked(INDEX, index.get("weight_map"), f"{path}: weight_map", "Download the checkpoint again.")
     for tensor, name in weight_map.items():
         if "\0" in name or Path(name).name != name or not name.endswith(".safetensors"):
             raise UserError(
-                f"{path}: says that {tensor} is in {name!r}, which is no safetensors file of this folder. "
-                "Fetch the checkpoint again."
+                f"{path}: lists {tensor} in {name!r}, which is not a safetensors file in this directory. "
+                "Download the checkpoint again."
             )
     return weight_map
 
@@ -161,10 +161,10 @@ def require_files_of_folder(folder: Path) -> None:
     """Raise UserError if a checkpoint has weight files outside its directory, or files `open_weights` does not read."""
     read_index(folder)
     config = folder / "config.json"
-    if config.is_file() and read_json_object(config, "Fetch the checkpoint again.").get("transformers_weights"):
+    if config.is_file() and read_json_object(config, "Download the checkpoint again.").get("transformers_weights"):
         raise UserError(
-            f"{config}: names its weights by transformers_weights; only {SINGLE_NAME} and {INDEX_NAME} are read. "
-            "Rename the files so, and delete the entry."
+            f"{config}: sets transformers_weights, but only {SINGLE_NAME} and {INDEX_NAME} are supported. "
+            "Rename the files and remove the entry."
         )
 
 
@@ -174,11 +174,11 @@ def single_file(folder: Path) -> str:
     pickles = sorted(path.name for path in folder.glob("*.bin"))
     if pickles:
         raise UserError(
-            f"{folder}: holds {pickles[0]} but no safetensors, and pickles are not read. Convert it: load it with "
-            'transformers\' AutoModelForCausalLM.from_pretrained(folder, dtype="auto") and save_pretrained elsewhere.'
+            f"{folder}: contains {pickles[0]} but no safetensors; pickles are not supported. Convert it: load it with "
+            'transformers\' AutoModelForCausalLM.from_pretrained(path, dtype="auto") and save_pretrained elsewhere.'
         )
     raise UserError(
-        f"{folder}: holds neither {SINGLE_NAME} nor {INDEX_NAME}. Give a Hugging Face checkpoint with safetensors."
+        f"{folder}: contains neither {SINGLE_NAME} nor {INDEX_NAME}. Use a Hugging Face checkpoint with safetensors."
     )
 
 
@@ -188,7 +188,7 @@ def read_header(file: Path) -> dict[str, TensorInfo]:
     Opened for numpy: for torch the whole file would be mapped as private memory, which a memory limit may not allow.
     """
     if not file.is_file():
-        raise UserError(f"{file}: missing shard. Fetch the checkpoint again.")
+        raise UserError(f"{file}: missing shard. Download the checkpoint again.")
     try:
         with safe_open(file, framework="np") as shard:
             slices = {name: shard.get_slice(name) for name in shard.keys()}  # noqa: SIM118 - not a dict
@@ -197,13 +197,10 @@ def read_header(file: Path) -> dict[str, TensorInfo]:
                 for name, tensor_slice in slices.items()
             }
     except (SafetensorError, OSError) as error:
-        raise UserError(f"{file}: damaged or cut short ({error}). Fetch the checkpoint again.") from error
+        raise UserError(f"{file}: damaged or truncated ({error}). Download the checkpoint again.") from error
     for name, (code, _) in entries.items():
         if code not in DTYPES:
-            raise UserError(
-                f"{file}: {name} has dtype {code}; {', '.join(DTYPES)} are read. "
-                "A quantised checkpoint must be de-quantised first."
-            )
+            raise UserError(f"{file}: {name} has dtype {code}; supported are {', '.join(DTYPES)}. Dequantise it first.")
     return {name: TensorInfo(DTYPES[code], size) for name, (code, size) in entries.items()}
 
 
@@ -216,12 +213,12 @@ def require_tensors(weights: Weights, expected: Mapping[str, tuple[int, ...]], *
     for name, size in expected.items():
         if name not in weights.info:
             raise UserError(
-                f"{weights.folder}: {name} is missing, config.json promises it. Fetch the checkpoint again."
+                f"{weights.folder}: {name} is missing, but config.json requires it. Download the checkpoint again."
             )
         if weights.info[name].size != size:
             raise UserError(
-                f"{weights.files[name]}: {name} has size {list(weights.info[name].size)}, config.json makes it "
-                f"{list(size)}. Take config.json and weights from the same checkpoint."
+                f"{weights.files[name]}: {name} has shape {list(weights.info[name].size)}, but config.json implies "
+                f"{list(size)}. Use config.json and weights from the same checkpoint."
             )
     for name in weights.info:
         if name not in expected and not name.endswith(ignored):
@@ -253,7 +250,7 @@ def write_weights(
     if total_bytes > free_bytes:
         raise UserError(
             f"{folder}: the weights need {total_bytes / 2**30:.2f} GiB, the disk has {free_bytes / 2**30:.2f} GiB "
-            "free. Make room or choose another folder."
+            "free. Free disk space or choose another directory."
         )
     shards = cut_into_shards(layout, max_shard_bytes)
     count = len(shards)  # files are named as in transformers
@@ -298,7 +295,7 @@ def write_shard(layout: Mapping[str, TensorInfo], read: Callable[[str], Tensor],
         for name in track(ordered, description=f"writing {file.name}", total=len(ordered)):
             tensor = read(name)
             if TensorInfo(tensor.dtype, tuple(tensor.shape)) != layout[name]:
-                raise ValueError(f"{name}: laid out as {layout[name]}, got {tensor.dtype} {tuple(tensor.shape)}.")
+                raise ValueError(f"{name}: expected {layout[name]}, got {tensor.dtype} {tuple(tensor.shape)}.")
             stream.write(tensor.contiguous().flatten().view(torch.uint8).numpy().data)
             del tensor  # free it before the next one is read
 
@@ -312,10 +309,10 @@ def require_replaceable(out: Path, mark: str, *, reading: Path, stage: str | Non
     """
     is_other = out.is_symlink() or (out.exists() and not out.is_dir())
     if is_other or reading.resolve().is_relative_to(out.resolve()):
-        raise UserError(f"{out}: cannot become a checkpoint made from {reading}. Choose another folder.")
+        raise UserError(f"{out}: cannot hold a checkpoint derived from {reading}. Choose another directory.")
     if not out.is_dir() or not any(out.iterdir()):
         return
     if not (out / mark).is_file():
-        raise UserError(f"{out}: exists, is not empty and holds no {mark}. {HINT}")
+        raise UserError(f"{out}: is not empty and contains no {mark}. {HINT}")
     if stage is not None and (recorded_stage := read_json_object(out / mark, HINT).get("stage")) != stage:
-        raise UserError(f"{out}: exists, and its {mark} is of stage {recorded_stage!r}, not {stage!r}. {HINT}")
+        raise UserError(f"{out}: its {mark} is from stage {recorded_stage!r}, not {stage!r}. {HINT}")

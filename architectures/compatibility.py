@@ -39,16 +39,14 @@ def serving_problems(shape: Shape) -> list[str]:
     """
     problems = []
     if shape.heads % shape.kv_heads:
-        problems.append(
-            f"{shape.heads} heads cannot share {shape.kv_heads} key/value heads evenly; kv_heads must divide heads."
-        )
+        problems.append(f"kv_heads must divide heads, got {shape.kv_heads} and {shape.heads}.")
     if shape.hidden % shape.heads:
         problems.append(
-            f"hidden {shape.hidden} is no multiple of {shape.heads} heads, which transformers refuses; "
-            f"{shape.hidden // shape.heads * shape.heads or shape.heads} would do."
+            f"hidden {shape.hidden} is not a multiple of {shape.heads} heads, as transformers requires; "
+            f"use {shape.hidden // shape.heads * shape.heads or shape.heads}."
         )
     if shape.head_dim % 2:
-        problems.append(f"head_dim {shape.head_dim} is odd, and rotary positions turn pairs.")
+        problems.append(f"head_dim {shape.head_dim} is odd; rotary positions rotate pairs of channels.")
     return problems
 
 
@@ -178,20 +176,20 @@ def check_vocabulary(engine: EngineName, pair: Pair) -> Iterator[Problem]:
     allowed = LLAMA_CPP_MAX_DIFFERENCE if engine == "llama.cpp" else 0
     sizes = f"vocab_size is {draft.vocab_size} in the draft and {target.vocab_size} in the target"
     if draft.vocab_size is None or target.vocab_size is None:
-        yield Problem("vocabulary", f"{sizes}, so that they were not compared.")
+        yield Problem("vocabulary", f"{sizes}; they were not compared.")
     elif engine == "vllm" and pair.has_own_tokenizer and (reason := without_vllm(draft.model_type)):
         yield Problem("vocabulary", f"{sizes}, and {reason}. Export it with --form whole.", is_fatal=True)
     elif engine == "vllm" and pair.has_own_tokenizer:
-        yield Problem("vocabulary", f"{sizes}: use_heterogeneous_vocab maps ids by their texts, and drafts greedily.")
+        yield Problem("vocabulary", f"{sizes}: use_heterogeneous_vocab maps ids by their strings and drafts greedily.")
     elif abs(draft.vocab_size - target.vocab_size) > allowed and not pair.is_mapped_by(engine):
-        fix = "Export it with --form whole." if draft.form else "Take a draft that was made for this target."
+        fix = "Export it with --form whole." if draft.form else "Use a draft of this target."
         yield Problem("vocabulary", f"{sizes}. {fix}", is_fatal=True)
     if draft.small_head:
-        told = f"the draft's head outputs {draft.small_head} of {draft.vocab_size} ids ({CONFIG_KEY})."
-        own_code = "Load it by the code in its README.md, or export" if engine == "transformers" else "Export"
+        fact = f"the draft's head outputs {draft.small_head} of {draft.vocab_size} ids ({CONFIG_KEY})."
+        own_code = "Load it with the code in its README.md, or export" if engine == "transformers" else "Export"
         form = " or --form own-tokenizer" if engine == "vllm" else ""
         is_fatal = engine != "transformers" and not draft.planned
-        yield Problem("output head", f"{told} {own_code} it with --form whole{form}.", is_fatal)
+        yield Problem("output head", f"{fact} {own_code} it with --form whole{form}.", is_fatal)
 
 
 def check_tokenizer(engine: EngineName, pair: Pair) -> Iterator[Problem]:
@@ -200,7 +198,7 @@ def check_tokenizer(engine: EngineName, pair: Pair) -> Iterator[Problem]:
     if draft is None or target is None:
         if not pair.draft.planned:
             name = (pair.draft if draft is None else pair.target).name
-            yield Problem("tokenizer", f"no tokenizer.json of {name} is here, so that tokenizers were not compared.")
+            yield Problem("tokenizer", f"{name} has no local tokenizer.json; tokenizers were not compared.")
         return
     difference = None
     if not pair.is_mapped_by(engine):
@@ -211,38 +209,40 @@ def check_tokenizer(engine: EngineName, pair: Pair) -> Iterator[Problem]:
         fix = "Copy the target's tokenizer files into the draft."
         yield Problem("tokenizer", f"draft and target differ: {difference}. {fix}", engine in COMPARES_TOKENS)
     if draft.template != target.template:
-        yield Problem("chat template", "the draft's is not the target's. Train it on the target's, and copy that.")
+        yield Problem("chat template", "the draft's differs from the target's. Train with the target's and copy it.")
 
 
 def check_model(engine: EngineName, pair: Pair) -> Iterator[Problem]:
     """Check that the engine implements the draft's model type and shape."""
     draft, label, family = pair.draft, LABELS[engine], FAMILIES.get(pair.draft.model_type)
     if family is None or draft.shape is None:
-        yield Problem("model type", f"{draft.model_type} is not known to widedraft; its sizes were not checked.")
+        yield Problem("model type", f"widedraft does not support {draft.model_type}; its sizes were not checked.")
         return
     shape = draft.shape
     for problem in serving_problems(shape):
         yield Problem("shape", problem, is_fatal=True)
     if label in family.heads_share_hidden and shape.head_dim * shape.heads != shape.hidden:
-        told = f"{label} takes hidden / heads for head_dim, which is {shape.head_dim}. Prune both alike."
+        told = (
+            f"{label} computes head_dim as hidden / heads, but it is {shape.head_dim}. Prune both by the same factor."
+        )
         yield Problem("shape", told, is_fatal=True)
     if label in get_args(ModelEngine) and label not in family.engines:
-        told = f"{label} has no {draft.model_type} of its own. Take another engine."
+        told = f"{label} has no native {draft.model_type}. Use another engine."
         yield Problem("model type", told, is_fatal=engine == "llama.cpp")
     if label in family.head_is_embedding and not shape.tied:
-        told = f"{label} takes the embedding of {draft.model_type} for its head. Tie the draft's head."
+        told = f"{label} uses the embedding of {draft.model_type} as its head. Tie the draft's head."
         yield Problem("output head", told, is_fatal=True)
 
 
 def check_devices(engine: EngineName, pair: Pair) -> Iterator[Problem]:
     devices = pair.tensor_parallel
     if devices > 1 and engine not in DIVIDES_TENSORS:
-        yield Problem("tensor parallel", f"how {LABELS[engine]} divides a draft over {devices} devices is not checked.")
+        yield Problem("tensor parallel", f"sharding a draft over {devices} devices in {LABELS[engine]} is not checked.")
     elif devices > 1:
         for role, shape in (("draft", pair.draft.shape), ("target", pair.target.shape)):
             if shape is not None and devices not in (degrees := tensor_parallel_degrees(shape)):
                 sizes = f"{shape.heads} heads, {shape.kv_heads} KV heads and {shape.intermediate} FFN channels"
-                message = f"{devices} devices cannot divide the {role}'s {sizes}; {', '.join(map(str, degrees))} can."
+                message = f"{devices} devices do not divide the {role}'s {sizes}; use {', '.join(map(str, degrees))}."
                 yield Problem("tensor parallel", message, is_fatal=True)
 
 
@@ -250,7 +250,7 @@ def check_numbers(engine: EngineName, pair: Pair) -> Iterator[Problem]:
     """Check context length and dtype, and that vLLM does not mistake the draft's name."""
     draft, target = pair.draft, pair.target
     if draft.context is not None and target.context is not None and draft.context < target.context:
-        yield Problem("length", f"the draft was made for {draft.context} tokens, the target for {target.context}.")
+        yield Problem("length", f"context length is {draft.context} in the draft and {target.context} in the target.")
     if engine != "vllm":
         return
     if None not in (draft.dtype, target.dtype) and draft.dtype != target.dtype:
@@ -271,7 +271,7 @@ def difference_of(draft: Tokenizer, target: Tokenizer, *, first: int) -> str | N
     for number in range(first, min(max(one, default=-1), max(other, default=-1)) + 1):
         if one.get(number) != other.get(number):
             return f"id {number} is {one.get(number)!r:.40} and {other.get(number)!r:.40}"
-    return None if first else f"{len(draft.ids)} and {len(target.ids)} texts"
+    return None if first else f"{len(draft.ids)} and {len(target.ids)} tokens"
 
 
 def without_vllm(model_type: str) -> str | None:
@@ -280,8 +280,8 @@ def without_vllm(model_type: str) -> str | None:
     if family is None:
         return None
     if "vLLM" in family.head_is_embedding:
-        return f"vLLM's {family.label} has no output head but the embedding"
-    return None if "vLLM" in family.engines else f"vLLM has no {family.label} of its own"
+        return f"vLLM's {family.label} always ties its output head"
+    return None if "vLLM" in family.engines else f"vLLM has no native {family.label}"
 
 
 def misleading_part(name: str) -> str | None:
@@ -340,7 +340,7 @@ def serve_transformers(pair: Pair) -> str:
     opens = "AutoModelForSeq2SeqLM" if has_encoder else "AutoModelForCausalLM"
     loads = f"{opens}.from_pretrained({draft.name!r})"
     if draft.small_head:
-        loads = f"load_draft(Path({draft.name!r}))  # the code of its README.md"
+        loads = f"load_draft(Path({draft.name!r}))  # the code in its README.md"
     both = ", tokenizer=tokenizer, assistant_tokenizer=draft_tokenizer" if pair.has_own_tokenizer else ""
     branch = f", revision={pair.revision!r}" if pair.revision != "main" else ""
     return (

@@ -82,8 +82,8 @@ def read_small_draft(folder: Path) -> SmallDraft:
     vocabulary = read_head(folder, config)
     if vocabulary is None:
         raise UserError(
-            f"{folder}: config.json has no {CONFIG_KEY}, so its output head has a row for every id and engines load "
-            "the folder as it is. Give a draft made with architecture.vocabulary."
+            f"{folder}: config.json has no {CONFIG_KEY}: its output head has a row for every id, and engines load "
+            "it unchanged. Pass a draft with a reduced vocabulary (architecture.vocabulary)."
         )
     shape = Shape.from_config(config, where=str(folder / "config.json"))
     family = FAMILIES[shape.family]
@@ -140,10 +140,10 @@ def reject_uncut(tokenizer: Mapping[str, Any], where: str) -> None:
     """Raise UserError for a tokenizer that cannot be reduced."""
     kind = (tokenizer.get("model") or {}).get("type")
     if kind != CUT_KIND:
-        raise UserError(f"{where}: a tokenizer of kind {kind}; only {CUT_KIND} can be cut to some tokens. {HINT}")
+        raise UserError(f"{where}: the tokenizer is {kind}; only {CUT_KIND} can be reduced. {HINT}")
     for frame in frames(tokenizer.get("post_processor")):
         if frame not in (*PLAIN_FRAMES, "TemplateProcessing"):
-            raise UserError(f"{where}: its post-processor {frame} names tokens in a way that is not known. {HINT}")
+            raise UserError(f"{where}: post-processor {frame} is not supported. {HINT}")
 
 
 def frames(post_processor: Mapping[str, Any] | None) -> list[str | None]:
@@ -292,7 +292,7 @@ def write_own_tokenizer(draft: SmallDraft, folder: Path) -> None:
     """Write the form for vLLM's use_heterogeneous_vocab."""
     reason = without_vllm(draft.shape.family)
     if reason is not None:
-        raise UserError(f"{draft.folder}: {reason}, and no other engine takes this form. Use --form whole.")
+        raise UserError(f"{draft.folder}: {reason}, and no other engine loads this form. Use --form whole.")
     vocabulary, family = draft.vocabulary, draft.family
     ids_K, pushed_K = ids_and_pushed(draft)
 
@@ -339,8 +339,8 @@ def read_tokenizer(folder: Path) -> dict[str, Any]:
     """Read a draft's tokenizer.json in the current format of the tokenizers library; UserError if it cannot."""
     file = folder / TOKENIZER
     if not file.is_file():
-        raise UserError(f"{folder}: holds no {TOKENIZER}, the one kind of file that is cut. {COPY_TOKENIZER}")
-    text = read_text(file, remedy=COPY_TOKENIZER, most_mib=MAX_TOKENIZER_MIB)
+        raise UserError(f"{folder}: contains no {TOKENIZER}, the only format that can be reduced. {COPY_TOKENIZER}")
+    text = read_text(file, hint=COPY_TOKENIZER, most_mib=MAX_TOKENIZER_MIB)
     try:
         return json.loads(Tokenizer.from_str(text).to_str())
     except Exception as error:  # the library raises plain Exceptions

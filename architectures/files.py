@@ -57,10 +57,10 @@ def shipped_words(path: PurePath) -> str:
     """Return a hint on how widedraft writes a missing file; empty if it is not shipped."""
     recipes, name = shipped_recipes(), path.name.removesuffix(".yaml")
     if name in recipes:
-        return f"It comes with widedraft: `widedraft recipes {name}` writes {FOLDER}/{name}.yaml."
+        return f"It ships with widedraft: `widedraft recipes {name}` writes {FOLDER}/{name}.yaml."
     named = PurePath(FOLDER) in path.parents and _is_shipped(path)
     bringing = [name for name, file in recipes.items() if path.as_posix() in file.read_text("utf-8")] if named else []
-    return f"It comes with widedraft: `widedraft recipes {bringing[0]}` writes it." if bringing else ""
+    return f"It ships with widedraft: `widedraft recipes {bringing[0]}` writes it." if bringing else ""
 
 
 def _is_shipped(path: PurePath) -> bool:
@@ -192,43 +192,43 @@ MAX_CHARS_SHOWN = 60
 JSON_MIB = 64  # config, index, manifest, scorecard: the largest index of a sharded checkpoint has about 5 MB
 
 
-def read_text(path: Path, *, remedy: str = "Check the path.", most_mib: float | None = None) -> str:
+def read_text(path: Path, *, hint: str = "Check the path.", most_mib: float | None = None) -> str:
     """Read UTF-8 text, without a byte-order mark.
 
     Args:
-        remedy: Hint at the end of the error message.
+        hint: Hint at the end of the error message.
         most_mib: Maximum size; None if unlimited.
 
     Raises:
         UserError: If it is not a regular file, cannot be read, is too large, or is not UTF-8.
     """
     try:
-        require_regular(path, remedy=remedy, most_mib=most_mib)
+        require_regular(path, hint=hint, most_mib=most_mib)
         return path.read_text(encoding="utf-8-sig")
     except OSError as error:
-        raise UserError(unreadable(path, error, remedy)) from error
+        raise UserError(unreadable(path, error, hint)) from error
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: is not UTF-8 text ({error}). Save it as UTF-8.") from error
     except UserError:
         raise
     except ValueError as error:  # a NUL in a path
-        raise UserError(f"{str(path)!r}: is no path ({error}). {remedy}") from error
+        raise UserError(f"{str(path)!r}: is not a valid path ({error}). {hint}") from error
 
 
-def unreadable(path: Path, error: OSError, remedy: str) -> str:
+def unreadable(path: Path, error: OSError, hint: str) -> str:
     """Format the error of an unreadable file; for a missing one with the path that was tried, and how to get it."""
     words = f"{path}: cannot be read ({error.strerror})."
     if not isinstance(error, FileNotFoundError):
-        return f"{words} {remedy}"
-    return f"{words}{looked_for(path)} {shipped_words(path) or remedy}"
+        return f"{words} {hint}"
+    return f"{words}{looked_for(path)} {shipped_words(path) or hint}"
 
 
 def looked_for(path: Path) -> str:
     """Return a sentence with the absolute path of a relative one, after a space; empty for an absolute path."""
-    return "" if path.is_absolute() else f" Looked for {path.absolute()}: relative paths start at the working folder."
+    return "" if path.is_absolute() else f" Looked for {path.absolute()}; paths are relative to the working directory."
 
 
-def require_regular(path: Path, *, remedy: str, most_mib: float | None = None) -> None:
+def require_regular(path: Path, *, hint: str, most_mib: float | None = None) -> None:
     """Raise UserError for a directory, a file that is too large, or a pipe or device, which could block forever.
 
     Raises:
@@ -236,19 +236,19 @@ def require_regular(path: Path, *, remedy: str, most_mib: float | None = None) -
     """
     status = os.stat(path)  # noqa: PTH116  # Path.stat reports less about a path with a NUL
     if not stat.S_ISREG(status.st_mode):
-        raise UserError(f"{path}: is {kind_of(status.st_mode)}, not a file. {remedy}")
+        raise UserError(f"{path}: is {kind_of(status.st_mode)}, not a file. {hint}")
     if most_mib is not None and status.st_size > most_mib * MIB:
-        raise UserError(f"{path}: has {status.st_size / MIB:,.1f} MiB, and at most {most_mib:g} are read. {remedy}")
+        raise UserError(f"{path}: has {status.st_size / MIB:,.1f} MiB; at most {most_mib:g} MiB are supported. {hint}")
 
 
 def kind_of(mode: int) -> str:
     if stat.S_ISDIR(mode):
-        return "a folder"
+        return "a directory"
     return "a pipe" if stat.S_ISFIFO(mode) else "a device or socket"
 
 
-def parse_json(text: str | bytes, where: str, remedy: str) -> Any:
-    """Parse JSON; `where` begins the error message, `remedy` ends it.
+def parse_json(text: str | bytes, where: str, hint: str) -> Any:
+    """Parse JSON; `where` begins the error message, `hint` ends it.
 
     Raises:
         UserError: If it is not JSON, is nested too deeply, or has a number of more digits than Python converts.
@@ -256,40 +256,40 @@ def parse_json(text: str | bytes, where: str, remedy: str) -> Any:
     try:
         return json.loads(text)
     except RecursionError as error:
-        raise UserError(f"{where}: is nested too deeply to be read. {remedy}") from error
+        raise UserError(f"{where}: is nested too deeply. {hint}") from error
     except ValueError as error:  # JSONDecodeError and UnicodeDecodeError are ValueErrors too
-        raise UserError(f"{where}: is not valid JSON ({str(error).splitlines()[0]}). {remedy}") from error
+        raise UserError(f"{where}: is not valid JSON ({str(error).splitlines()[0]}). {hint}") from error
 
 
-def read_json(path: Path, remedy: str, *, most_mib: float | None = JSON_MIB) -> Any:
+def read_json(path: Path, hint: str, *, most_mib: float | None = JSON_MIB) -> Any:
     """Read a JSON file; raises as `read_text` and `parse_json`."""
-    return parse_json(read_text(path, remedy=remedy, most_mib=most_mib), str(path), remedy)
+    return parse_json(read_text(path, hint=hint, most_mib=most_mib), str(path), hint)
 
 
-def read_json_object(path: Path, remedy: str, *, most_mib: float | None = JSON_MIB) -> dict[str, Any]:
+def read_json_object(path: Path, hint: str, *, most_mib: float | None = JSON_MIB) -> dict[str, Any]:
     """Read a JSON object from a file; raises as `read_json`, and for other JSON values."""
-    value = read_json(path, remedy, most_mib=most_mib)
+    value = read_json(path, hint, most_mib=most_mib)
     if not isinstance(value, dict):
-        raise UserError(f"{path}: holds no JSON object. {remedy}")
+        raise UserError(f"{path}: is not a JSON object. {hint}")
     return value
 
 
-def read_typed(path: Path, form: TypeAdapter[Value], remedy: str) -> Value:
+def read_typed(path: Path, form: TypeAdapter[Value], hint: str) -> Value:
     """Read a JSON file and validate it strictly; UserError names the file, the field and its value."""
-    return parsed(form, read_text(path, most_mib=JSON_MIB), str(path), remedy)
+    return parsed(form, read_text(path, most_mib=JSON_MIB), str(path), hint)
 
 
-def parsed(form: TypeAdapter[Value], text: str | bytes, where: str, remedy: str) -> Value:
+def parsed(form: TypeAdapter[Value], text: str | bytes, where: str, hint: str) -> Value:
     """Parse and validate JSON; raises as `read_typed`. `where` begins the message."""
     try:
         return form.validate_json(text, strict=True)
     except ValidationError as error:
-        raise UserError(f"{where}: {first_mistake(error)}. {remedy}") from error
+        raise UserError(f"{where}: {first_mistake(error)}. {hint}") from error
 
 
-def checked(form: TypeAdapter[Value], value: Any, where: str, remedy: str) -> Value:
+def checked(form: TypeAdapter[Value], value: Any, where: str, hint: str) -> Value:
     """Validate a parsed JSON value; raises as `parsed`."""
-    return parsed(form, json.dumps(value), where, remedy)
+    return parsed(form, json.dumps(value), where, hint)
 
 
 def shown(value: Any) -> str:

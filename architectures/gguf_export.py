@@ -206,12 +206,10 @@ def read_vocabulary(folder: Path, rows: int) -> GgufVocabulary:
     texts = {id_: text for text, id_ in tokenizer.get_vocab().items()}
     if max(texts) >= rows:
         raise UserError(
-            f"{folder}: its tokenizer has tokens up to id {max(texts)}, and its model {rows} rows. {COPY_TOKENIZER}"
+            f"{folder}: its tokenizer has ids up to {max(texts)}, but its embedding {rows} rows. {COPY_TOKENIZER}"
         )
     if model["type"] != "BPE":
-        raise UserError(
-            f"{folder}: a tokenizer of kind {model['type']}; byte-level and SentencePiece BPE are written. {CONVERTER}"
-        )
+        raise UserError(f"{folder}: tokenizer {model['type']} is not byte-level or SentencePiece BPE. {CONVERTER}")
     is_pieces = bool(model.get("byte_fallback"))  # bytes encode unknown characters, as in Llama 2
     added = tokenizer.added_tokens_decoder
 
@@ -236,11 +234,11 @@ def read_vocabulary(folder: Path, rows: int) -> GgufVocabulary:
     if not is_pieces:
         splitting = require_splitting(folder, described)
         if not merges:
-            raise UserError(f"{folder}: its tokenizer has no merges, and llama.cpp loads none such. {COPY_TOKENIZER}")
+            raise UserError(f"{folder}: its tokenizer has no merges, which llama.cpp requires. {COPY_TOKENIZER}")
         return GgufVocabulary(model="gpt2", splitting=splitting, merges=merges, flags=flags, **common)
     scores, with_space = piece_scores(common["tokens"], merges), begins_with_space(described)
     if scores is None or with_space is None:
-        reason = "merges in an order that no scores give" if scores is None else "treats spaces in an unknown way"
+        reason = "has merges that scores cannot express" if scores is None else "handles spaces differently"
         raise UserError(f"{folder}: its SentencePiece tokenizer {reason}. {CONVERTER}")
     return GgufVocabulary(model="llama", scores=scores, flags=flags | {"space_prefix": with_space}, **common)
 
@@ -255,7 +253,7 @@ def load_tokenizer(folder: Path) -> Any:
         message = " ".join(f"{type(error).__name__}: {error}".split())[:200]
         raise UserError(f"{folder}: its tokenizer could not be read ({message}). {COPY_TOKENIZER}") from error
     if not tokenizer.is_fast or not tokenizer.get_vocab():
-        raise UserError(f"{folder}: holds no tokenizer.json that says what its tokenizer is. {COPY_TOKENIZER}")
+        raise UserError(f"{folder}: contains no tokenizer.json. {COPY_TOKENIZER}")
     return tokenizer
 
 
@@ -263,12 +261,12 @@ def require_splitting(folder: Path, described: Mapping[str, Any]) -> str:
     """Return llama.cpp's name for the pre-tokenizer of a byte-level tokenizer; UserError if it is unknown."""
     others = [part["type"] for part in flattened(described.get("normalizer")) if part["type"] != "NFC"]
     if others:  # NFC changes hardly any text, and llama.cpp skips it for the target too
-        raise UserError(f"{folder}: its tokenizer changes texts by {others[0]}, which llama.cpp does not. {CONVERTER}")
+        raise UserError(f"{folder}: its tokenizer applies {others[0]}, which llama.cpp does not. {CONVERTER}")
     name = splitting_name(described)
     if name is None:
         kinds = ", ".join(part["type"] for part in flattened(described.get("pre_tokenizer"))) or "nothing"
         raise UserError(
-            f"{folder}: its tokenizer splits text into words in a way ({kinds}) whose name in llama.cpp is not known "
+            f"{folder}: the pre-tokenizer ({kinds}) has no known llama.cpp equivalent "
             f"with transformers {transformers.__version__}. {CONVERTER}"
         )
     return name
@@ -284,8 +282,8 @@ def framing(folder: Path, tokenizer: PreTrainedTokenizerBase) -> dict[str, bool]
             if framed == [*before, *bare, *after]:
                 return {"bos_token": begins, "eos_token": ends}
     raise UserError(
-        f"{folder}: its tokenizer frames {PROBE!r} as the ids {framed}; llama.cpp adds bos_token, eos_token or "
-        f"neither. {COPY_TOKENIZER}"
+        f"{folder}: its tokenizer encodes {PROBE!r} as {framed}; llama.cpp adds only bos_token and "
+        f"eos_token. {COPY_TOKENIZER}"
     )
 
 
@@ -357,7 +355,7 @@ def write_gguf(folder: Path, out: Path, kind: GgufKind, name: str) -> GgufFile:
     needed, free = sum(num_bytes.values()), shutil.disk_usage(out.parent).free
     if needed > free:
         raise UserError(
-            f"{out}: needs {needed / 2**30:.2f} GiB, the disk has {free / 2**30:.2f} GiB free. Make room there."
+            f"{out}: needs {needed / 2**30:.2f} GiB, the disk has {free / 2**30:.2f} GiB free. Free disk space."
         )
 
     def read(gguf_name: str) -> Tensor:
@@ -367,8 +365,8 @@ def write_gguf(folder: Path, out: Path, kind: GgufKind, name: str) -> GgufFile:
         weight = require_numbers(weights, name).float()
         if weight.abs().max() > MOST_F16:
             raise UserError(
-                f"{weights.files[name]}: {name} holds {weight.abs().max():g}, more than F16 holds ({MOST_F16:g}). "
-                "Serve the folder itself, with transformers or vLLM."
+                f"{weights.files[name]}: {name} contains {weight.abs().max():g}, above the F16 maximum ({MOST_F16:g}). "
+                "Serve the directory itself with transformers or vLLM."
             )
         return in_row_order(gguf, gguf_name, weight, shape, neighbouring_pairs)
 

@@ -47,7 +47,7 @@ END_OF_TURN = {"eot_token_id": "bos_token_id", "unknown_token_id": "bos_token_id
 ARCHITECTURES = {name: family.gguf for name, family in FAMILIES.items() if family.gguf and family.gguf.name == name}
 CHECKED_KEYS = ("attention.value_length", "rope.dimension_count")  # must agree with head_dim
 NEUTRAL_KEYS = ("vocab_size",)  # implied by the embedding's size
-USE_ORIGINAL = "Use the model's original Hugging Face folder as the target."
+USE_ORIGINAL = "Use the original Hugging Face checkpoint as the target."
 
 
 @dataclass(frozen=True)
@@ -76,17 +76,17 @@ def read_gguf_header(file: Path) -> GgufHeader:
             header.
     """
     if not file.exists():
-        raise UserError(f"{file}: no such file. Give the path of an existing .gguf file.")
-    require_regular(file, remedy="Give the path of a .gguf file.")
+        raise UserError(f"{file}: no such file. Pass an existing .gguf file.")
+    require_regular(file, hint="Pass the path of a .gguf file.")
     if file.stat().st_size < 24:
-        raise UserError(f"{file}: {file.stat().st_size} bytes are no GGUF file. Fetch it again.")
+        raise UserError(f"{file}: too small for a GGUF file ({file.stat().st_size} bytes). Download it again.")
     with file.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
         if data[:4] != MAGIC:
-            raise UserError(f"{file}: not a GGUF file (it starts with {data[:4]!r}). Give a .gguf file.")
+            raise UserError(f"{file}: not a GGUF file (it starts with {data[:4]!r}). Pass a .gguf file.")
         try:
             return parse_header(data, file)
         except (struct.error, UnicodeDecodeError) as error:
-            raise UserError(f"{file}: damaged or cut short inside the header ({error}). Fetch it again.") from error
+            raise UserError(f"{file}: damaged or truncated within the header ({error}). Download it again.") from error
 
 
 def parse_header(data: mmap.mmap, file: Path) -> GgufHeader:
@@ -109,7 +109,7 @@ def parse_header(data: mmap.mmap, file: Path) -> GgufHeader:
         tensors[name] = GgufTensor(tuple(reversed(sizes)), cursor.scalar("I"), cursor.scalar("Q"))
     alignment = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
     if type(alignment) is not int or not 0 < alignment <= MAX_ALIGNMENT:
-        raise UserError(f"{file}: general.alignment is {shown(alignment)}. Fetch the file again.")
+        raise UserError(f"{file}: general.alignment is {shown(alignment)}. Download the file again.")
     return GgufHeader(metadata, tensors, data_start=-(-cursor.position // alignment) * alignment)
 
 
@@ -131,7 +131,7 @@ class Cursor:
         """Read a count, at most `most`."""
         number = self.scalar("Q")
         if number > most:
-            raise struct.error(f"{number} {of}, where at most {most} are read")
+            raise struct.error(f"{number} {of}; at most {most} are supported")
         return number
 
     def skip(self, num_bytes: int) -> None:
@@ -150,7 +150,7 @@ class Cursor:
         """Read a name that is not in `known` yet."""
         name = self.text(MOST_NAME_BYTES)
         if name in known:
-            raise struct.error(f"{shown(name)} stands there twice")
+            raise struct.error(f"{shown(name)} occurs twice")
         return name
 
     def value(self, type_id: int) -> Any:
@@ -183,7 +183,7 @@ def gguf_config(file: Path, header: GgufHeader) -> dict[str, Any]:
     metadata, architecture = header.metadata, header.metadata.get("general.architecture")
     if architecture not in ARCHITECTURES:
         raise UserError(
-            f"{file}: general.architecture is {architecture!r}, not of the LLaMA family. "
+            f"{file}: general.architecture {architecture!r} is not supported. "
             f"Use a GGUF file of one of: {', '.join(ARCHITECTURES)}."
         )
     gguf, prefix = ARCHITECTURES[architecture], f"{architecture}."
@@ -193,7 +193,7 @@ def gguf_config(file: Path, header: GgufHeader) -> dict[str, Any]:
     reject_entries(file, metadata, prefix, names, required=(*scales, "embedding_length", "attention.head_count"))
     embedding = header.tensors.get("token_embd.weight")
     if embedding is None or not embedding.size:
-        raise UserError(f"{file}: token_embd.weight is missing. Use a GGUF file of a whole model.")
+        raise UserError(f"{file}: token_embd.weight is missing. Use a GGUF file of a complete model.")
 
     config = {name: stated[key] for key, name in names.items() if key in stated}
     for name in ("rms_norm_eps", "rope_theta", *scales.values()):
@@ -233,7 +233,7 @@ def reject_entries(
     known = {f"{prefix}{key}" for key in (*names, *CHECKED_KEYS, *NEUTRAL_KEYS)}
     for key, value in metadata.items():
         if key.startswith(prefix) and key not in known and (key, value) != (f"{prefix}rope.scaling.type", "none"):
-            raise UserError(f"{file}: {key}={value} is not carried over to Hugging Face. {USE_ORIGINAL}")
+            raise UserError(f"{file}: {key}={value} has no equivalent in Hugging Face configs. {USE_ORIGINAL}")
     for key in required:
         if f"{prefix}{key}" not in metadata:
             raise UserError(f"{file}: {prefix}{key} is missing. {USE_ORIGINAL}")
@@ -241,7 +241,7 @@ def reject_entries(
     kinds |= {f"tokenizer.ggml.{key}": name for key, name in (TOKEN_KEYS | END_OF_TURN).items()}
     for key, name in kinds.items():
         if key in metadata and (mistake := mistake_in({name: metadata[key]})) is not None:
-            raise UserError(f"{file}: {key}: {mistake}. Fetch the file again.")
+            raise UserError(f"{file}: {key}: {mistake}. Download the file again.")
 
 
 def shortest_decimal(stored: float) -> float:
@@ -264,8 +264,8 @@ def file_name(model: str, kind: GgufKind) -> str:
     return f"{model}-{kind.upper()}.gguf"
 
 
-CONVERTER = "Convert the folder with llama.cpp's convert_hf_to_gguf.py."
-SERVE_AS_IT_IS = "Serve the folder itself, with transformers or vLLM."
+CONVERTER = "Convert the directory with llama.cpp's convert_hf_to_gguf.py."
+SERVE_AS_IT_IS = "Serve the directory itself with transformers or vLLM."
 ROPE_TYPES = {  # the settings llama.cpp supports for each type, in addition to rope_type and rope_theta
     "default": (),
     "linear": ("factor",),
@@ -286,28 +286,28 @@ def gguf_architecture(folder: Path, shape: Shape, config: "PreTrainedConfig") ->
     """
     gguf = reject_other_shapes(folder, shape)
     if config.hidden_act != "silu":
-        refuse(folder, f"hidden_act is {config.hidden_act!r}, and llama.cpp computes {shape.family} with silu")
+        reject(folder, f"hidden_act is {config.hidden_act!r}, but llama.cpp computes {shape.family} with silu")
 
     # Attention in llama.cpp's layers has no sliding window.
     window = getattr(config, "sliding_window", None)
     windowed = "sliding_attention" in (getattr(config, "layer_types", None) or ["sliding_attention"])
     if window is not None and windowed and window < config.max_position_embeddings:
-        refuse(folder, f"layers look back {window} tokens of {config.max_position_embeddings}, and in llama.cpp all")
+        reject(folder, f"the sliding window is {window} of {config.max_position_embeddings} tokens; llama.cpp has none")
 
     # Check that a file has entries for the rotary settings, and that llama.cpp rotates the same layers.
     rope = config.rope_parameters
     kind = rope.get("rope_type", "default")
     if kind == "llama3" and not gguf.rope_factors:
-        refuse(folder, f"rope_type is 'llama3', whose factors llama.cpp's {gguf.name} does not read")
+        reject(folder, f"rope_type is 'llama3', whose factors llama.cpp's {gguf.name} does not read")
     if kind not in ROPE_TYPES:
-        refuse(folder, f"rope_type is {kind!r}, and {', '.join(ROPE_TYPES)} are written")
+        reject(folder, f"rope_type is {kind!r}; supported are {', '.join(ROPE_TYPES)}")
     for key, value in rope.items():
         known = key in ("rope_type", "type", "rope_theta", *ROPE_TYPES[kind])
         if not known and value is not None and NEUTRAL.get(key) != value:
-            refuse(folder, f"rope_parameters.{key} is {value!r}, which no entry of a GGUF file holds")
+            reject(folder, f"rope_parameters.{key} is {value!r}, which GGUF cannot express")
     rotary = gguf.rotary_layers(shape.layers)
     if rotary is not None and list(config.no_rope_layers) != rotary:
-        refuse(folder, f"no_rope_layers is {config.no_rope_layers}, and llama.cpp's {gguf.name} has {rotary}")
+        reject(folder, f"no_rope_layers is {config.no_rope_layers}, but llama.cpp's {gguf.name} has {rotary}")
     return gguf
 
 
@@ -316,19 +316,19 @@ def reject_other_shapes(folder: Path, shape: Shape) -> Gguf:
     family = FAMILIES[shape.family]
     gguf = family.gguf
     if gguf is None:
-        remedy = CONVERTER if "llama.cpp" in family.engines else SERVE_AS_IT_IS
-        raise UserError(f"{folder}: model_type {shape.family} does not become a GGUF file: {family.no_gguf}. {remedy}")
+        hint = CONVERTER if "llama.cpp" in family.engines else SERVE_AS_IT_IS
+        raise UserError(f"{folder}: model_type {shape.family} cannot be exported to GGUF: {family.no_gguf}. {hint}")
     query = shape.heads * shape.head_dim
     for differs, fact in (
         (gguf.query_is_hidden and query != shape.hidden, f"has hidden_size={shape.hidden} query channels, not {query}"),
-        (shape.tied and not gguf.tied_head, "has an output head that is not its embedding"),
+        (shape.tied and not gguf.tied_head, "has an untied output head"),
         (shape.ffn_bias and not gguf.ffn_bias, "has no bias in its feed-forward (mlp_bias)"),
         (shape.qkv_bias and not gguf.attention_bias, "has no bias in its attention (attention_bias)"),
     ):
         if differs:
-            refuse(folder, f"llama.cpp's {gguf.name} {fact}")
+            reject(folder, f"llama.cpp's {gguf.name} {fact}")
     return gguf
 
 
-def refuse(folder: Path, fact: str) -> NoReturn:
-    raise UserError(f"{folder / 'config.json'}: {fact}, so it does not become a GGUF file. {SERVE_AS_IT_IS}")
+def reject(folder: Path, fact: str) -> NoReturn:
+    raise UserError(f"{folder / 'config.json'}: {fact}, so it cannot be exported to GGUF. {SERVE_AS_IT_IS}")

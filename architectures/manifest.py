@@ -203,7 +203,7 @@ MAX_THREADS = 8
 def sha256_of_file(path: Path) -> str:
     """Return the sha256 of a file, links followed; UserError if it is not a regular file or cannot be read."""
     try:
-        require_regular(path, remedy="Check the path.")
+        require_regular(path, hint="Check the path.")
         before, begun_ns = file_state(path), time.time_ns()
         if (known := recall(path, before)) is not None:
             return known
@@ -345,9 +345,9 @@ def fingerprint_tokenizer(folder: Path) -> dict[str, str]:
 def chat_template(folder: Path, among_settings: Any) -> Any:
     """Return the chat template: its own file, else the entry of tokenizer_config.json; None if there is neither."""
     file = folder / CHAT_TEMPLATE
-    return read_text(file, remedy="Fetch the checkpoint again.") if file.is_file() else among_settings
+    return read_text(file, hint="Download the checkpoint again.") if file.is_file() else among_settings
 
 
 def read_json_file(path: Path) -> dict[str, Any]:
     """Read a JSON object; empty if there is no such file."""
-    return read_json_object(path, "Fetch the checkpoint again.") if path.exists() else {}
+    return read_json_object(path, "Download the checkpoint again.") if path.exists() else {}

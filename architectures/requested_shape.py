@@ -35,9 +35,9 @@ def size(value: int | str) -> int | str:
     if isinstance(value, str):
         share = re.fullmatch(r"(0?\.\d+|1(\.0+)?)x", value)
         if not share or float(value[:-1]) == 0:
-            raise ValueError(f"must be a whole number > 0, or a share of the target's size as 0.5x, got {value!r}.")
+            raise ValueError(f"must be an integer > 0, or a fraction of the target's size such as 0.5x, got {value!r}.")
     elif isinstance(value, bool) or value < 1:
-        raise ValueError(f"must be a whole number > 0, or a share of the target's size as 0.5x, got {value}.")
+        raise ValueError(f"must be an integer > 0, or a fraction of the target's size such as 0.5x, got {value}.")
     return value
 
 
@@ -54,7 +54,7 @@ Size = Annotated[
                 {
                     "type": "string",
                     "pattern": r"^(0?\.\d+|1(\.0+)?)x$",
-                    "title": "a share of the target's size",
+                    "title": "a fraction of the target's size",
                     "examples": ["0.5x", "1x"],
                 },
             ]
@@ -85,7 +85,7 @@ class TargetConfig(Section):
     @model_validator(mode="after")
     def _held_in_one_way(self) -> "TargetConfig":
         if (mistake := self.holding.mistake) is not None:
-            raise ValueError(f"must be held in one way: {mistake}")
+            raise ValueError(f"has conflicting settings: {mistake}")
         return self
 
 
@@ -95,9 +95,9 @@ class CalibrationConfig(Section):
     text: str | None = Field(
         default=None,
         min_length=1,
-        description="A text file, or JSON lines with prompts; null uses the prompts of data.",
+        description="A text file, or JSON lines with prompts; null: the prompts of section data.",
     )
-    tokens: int = Field(default=1024, ge=16, description="Calibration tokens; less text is an error.")
+    tokens: int = Field(default=1024, ge=16, description="Number of calibration tokens; too little text is an error.")
 
 
 class MasksConfig(Section):
@@ -153,13 +153,13 @@ class ArchitectureConfig(Section):
     width_method: Literal["activation", "flap", "magnitude", "random"] = Field(
         default="activation", description="How heads, neurons and channels are selected."
     )
-    calibration: CalibrationConfig = Field(default=CalibrationConfig(), description="Text the scores are computed on.")
+    calibration: CalibrationConfig = Field(default=CalibrationConfig(), description="Text for the scores.")
     scores: str | None = Field(
         default=None,
         min_length=1,
         description="Directory of importance scores, shareable by runs of one target; null: <run_dir>/scores.",
     )
-    masks: MasksConfig = Field(default=MasksConfig(), description="Training of learned_masks.")
+    masks: MasksConfig = Field(default=MasksConfig(), description="Mask training with learned_masks.")
     vocabulary: VocabularyConfig | None = Field(
         default=None, description="Reduced output vocabulary; null keeps all ids."
     )
@@ -178,18 +178,17 @@ class ArchitectureConfig(Section):
         return path, revision
 
     @model_validator(mode="after")
-    def _one_way_to_say_the_shape(self) -> "ArchitectureConfig":
+    def _one_shape_setting(self) -> "ArchitectureConfig":
         given = [name for name in GIVEN if getattr(self, name) is not None]
         if not given:
             raise ValueError(
-                "must hold shape, plan, stages or a size (layers, ...). `widedraft recipes --shapes` lists shapes."
+                "must contain shape, plan, stages or a size (layers, ...). `widedraft recipes --shapes` lists shapes."
             )
         for key, others in EXCLUSIVE.items():
             for other in others:
                 if key in given and other in given:
                     raise ValueError(
-                        f"must hold one of them, got {key}={getattr(self, key)} and {other}={getattr(self, other)}. "
-                        "Keep one."
+                        f"must not set both {key}={getattr(self, key)} and {other}={getattr(self, other)}. Remove one."
                     )
         return self
 
@@ -197,7 +196,7 @@ class ArchitectureConfig(Section):
     @classmethod
     def _fewer_layers_at_each_stage(cls, stages: list[int] | None) -> list[int] | None:
         if stages is not None and (stages[-1] < 1 or any(a <= b for a, b in pairwise(stages))):
-            raise ValueError(f"must fall from stage to stage and stay > 0, got {stages}.")
+            raise ValueError(f"must decrease from stage to stage and be > 0, got {stages}.")
         return stages
 
     @model_validator(mode="after")
@@ -208,11 +207,11 @@ class ArchitectureConfig(Section):
             and NAMED_SHAPES[self.shape].shape.layers != self.stages[-1]
         ):
             layers = NAMED_SHAPES[self.shape].shape.layers
-            raise ValueError(f"must have stages that end in the {layers} layers of {self.shape}, got {self.stages}.")
+            raise ValueError(f"must have stages that end with the {layers} layers of {self.shape}, got {self.stages}.")
         return self
 
     @model_validator(mode="after")
-    def _masks_and_plans_decide_alone(self) -> "ArchitectureConfig":
+    def _no_ignored_settings(self) -> "ArchitectureConfig":
         decided, by = ("masks",), f"method: {self.method}"
         if self.method == "learned_masks":
             decided = ("stages", "source", "width_method", "calibration", "scores", "plan")
@@ -220,7 +219,7 @@ class ArchitectureConfig(Section):
             decided, by = ("method", "width_method", "masks"), f"plan: {self.plan}"
         given = [name for name in decided if getattr(self, name) != type(self).model_fields[name].default]
         if given:
-            raise ValueError(f"must leave out {given[0]} with {by}, which does not look at it.")
+            raise ValueError(f"must not set {given[0]} with {by}, which ignores it.")
         return self
 
 
@@ -243,17 +242,17 @@ def draft_shape(source: Shape, config: ArchitectureConfig) -> Shape:
     reject_width_of_classic_family(wanted, source, key)
     if wanted["hidden"] != source.hidden and config.width_method == "flap":
         raise UserError(
-            f"{key} cuts channels (hidden {wanted['hidden']} of {source.hidden}), and architecture.width_method=flap "
-            "has no scores of them. Use activation, magnitude or random."
+            f"{key} prunes channels (hidden {wanted['hidden']} of {source.hidden}), for which "
+            "architecture.width_method=flap has no scores. Use activation, magnitude or random."
         )
     draft = replace(source, **wanted)
     problems = [] if source.encoder_layers else serving_problems(draft)  # no engine loads encoder-decoder drafts
     if problems:
-        raise UserError(f"{key} asks for {describe(wanted)}: {' '.join(problems)}")
+        raise UserError(f"{key} requests {describe(wanted)}: {' '.join(problems)}")
     if draft.heads // draft.kv_heads > source.heads // source.kv_heads:
         raise UserError(
             f"{key} has {draft.heads // draft.kv_heads} query heads for each key/value head, the target has "
-            f"{source.heads // source.kv_heads}. Heads can only be taken away: keep more kv_heads or fewer heads."
+            f"{source.heads // source.kv_heads}. Heads can only be removed: keep more kv_heads or fewer heads."
         )
     return draft
 
@@ -266,12 +265,12 @@ def masked_shape(source: Shape, config: ArchitectureConfig) -> Shape:
     """
     draft = draft_shape(source, config)
     if draft == source:
-        raise UserError("architecture.method=learned_masks with the target's own sizes leaves nothing to learn. Cut.")
+        raise UserError("architecture.method=learned_masks needs smaller sizes than the target's. Set them.")
     if FAMILIES[source.family].norms_over_heads and (draft.heads, draft.kv_heads) != (source.heads, source.kv_heads):
         raise UserError(
-            f"architecture.method=learned_masks cuts heads of {source.family}, which normalises queries and keys of "
-            "all heads together: behind a mask the closed ones still count in that, behind a cut they are gone. Leave "
-            "heads and kv_heads out, or choose another method."
+            f"architecture.method=learned_masks cannot prune heads of {source.family}, which normalises queries and "
+            "keys over all heads: masked heads still count in the norm, pruned ones do not. Remove heads and kv_heads, "
+            "or choose another method."
         )
     return draft
 
@@ -281,8 +280,8 @@ def named_sizes(source: Shape, config: ArchitectureConfig) -> dict[str, int]:
     shape = NAMED_SHAPES[config.shape].shape
     if shape.head_dim != source.head_dim:
         raise UserError(
-            f"architecture.shape={config.shape} has heads {shape.head_dim} wide, the target {source.head_dim}. A head "
-            "is kept or removed, never narrowed: write layers, hidden, intermediate and heads out instead."
+            f"architecture.shape={config.shape} has head_dim {shape.head_dim}, the target {source.head_dim}. Heads are "
+            "kept or removed, never narrowed: set layers, hidden, intermediate and heads instead."
         )
     return {name: getattr(shape, name) for name in SIZES} | encoder_size(source, config)
 
@@ -293,8 +292,8 @@ def encoder_size(source: Shape, config: ArchitectureConfig) -> dict[str, int]:
         return {"encoder_layers": written_size("encoder_layers", config.encoder_layers, source.encoder_layers)}
     if config.encoder_layers is not None:
         raise UserError(
-            f"architecture.encoder_layers={config.encoder_layers}: {source.family} targets have no encoder. Leave it "
-            "out; architecture.layers says how many layers are kept."
+            f"architecture.encoder_layers={config.encoder_layers}: {source.family} targets have no encoder. Remove "
+            "it; architecture.layers sets the number of layers."
         )
     return {}
 
@@ -323,8 +322,8 @@ def written_size(name: str, wanted: int | str | None, of_target: int) -> int:
     rounded = int(exact) // BLOCK * BLOCK if of_blocks else int(exact)
     if rounded < 1 or not (of_blocks or rounded == exact):
         raise UserError(
-            f"architecture.{name}={wanted} of the target's {of_target} is {exact:g}, and must be a whole number"
-            f"{f' of at least {BLOCK}' if of_blocks else ''}. Write the number out."
+            f"architecture.{name}={wanted} of the target's {of_target} is {exact:g}, not an integer"
+            f"{f' of at least {BLOCK}' if of_blocks else ''}. Set the number explicitly."
         )
     return rounded
 
@@ -333,8 +332,8 @@ def following_kv_heads(heads: int, source: Shape) -> int:
     group = source.heads // source.kv_heads
     if heads % group:
         raise UserError(
-            f"architecture.heads={heads} is no multiple of {group}, the query heads that share one key/value head of "
-            f"the target. Choose a multiple, or give architecture.kv_heads too."
+            f"architecture.heads={heads} is not a multiple of {group}, the target's query heads per key/value head. "
+            f"Choose a multiple, or set architecture.kv_heads too."
         )
     return heads // group
 
@@ -347,7 +346,7 @@ def reject_larger(wanted: dict[str, int], source: Shape, key: str) -> None:
     ]
     if larger:
         raise UserError(
-            f"{key} exceeds the target in {', '.join(larger)}. A draft is cut from its target: choose smaller sizes."
+            f"{key} exceeds the target in {', '.join(larger)}. A draft is pruned from its target: choose smaller sizes."
         )
 
 
@@ -355,8 +354,8 @@ def reject_width_of_classic_family(wanted: dict[str, int], source: Shape, key: s
     changed = [name for name in WIDTHS if wanted[name] != getattr(source, name)]
     if changed and not FAMILIES[source.family].width:
         raise UserError(
-            f"{key} changes {', '.join(changed)}; of {source.family} targets only layers can be cut: "
-            f"{FAMILIES[source.family].no_width}. Set architecture.layers alone."
+            f"{key} changes {', '.join(changed)}; only layers of {source.family} targets can be pruned: "
+            f"{FAMILIES[source.family].no_width}. Set only architecture.layers."
         )
 
 

@@ -134,16 +134,16 @@ class Holding:
     def mistake(self) -> str | None:
         """Why the values are inconsistent, with a hint; None if they are valid."""
         if self.placement == "whole" and self.device_memory_gib is not None:
-            return f"device_memory_gib is {self.device_memory_gib:g} with placement: whole, which has no cap. {CHOOSE}"
+            return f"device_memory_gib is {self.device_memory_gib:g}, but placement: whole has no limit. {CHOOSE}"
         if self.placement != "whole" and self.bits is not None:
             return (
-                f"bits is {self.bits} with placement: {self.placement}. Packed weights are whole on one device: leave "
-                "one of the two out."
+                f"bits is {self.bits} with placement: {self.placement}, but packed weights are on one device. Remove "
+                "one of the two."
             )
         return None
 
 
-CHOOSE = "Choose spread or layers, or leave the cap out."
+CHOOSE = "Choose spread or layers, or remove the limit."
 WHOLE = Holding()
 
 
@@ -261,18 +261,18 @@ def add_flags(parser: argparse.ArgumentParser, model: type[Section]) -> None:
 
 def spelling(field: FieldInfo, node: Schema, schema: Schema) -> dict[str, Any]:
     """Return the argparse options for the values of a field; an optional list may be empty."""
-    told, [own, *others] = given_flag(field), options_of(node, schema)
+    flag, [own, *others] = given_flag(field), options_of(node, schema)
     if own.get("type") == "boolean":
         return {"action": "store_true"}
     if own.get("type") != "array":
-        is_free = told.is_word and not field.is_required()
-        optional = {"nargs": "?", "const": told.bare} if told.bare is not None else {"nargs": "?"} if is_free else {}
-        return {"metavar": told.metavar or metavar([own, *others]), **optional}
-    shape = {"metavar": told.metavar or metavar(options_of(own["items"], schema))}
-    if told.is_word:
+        is_free = flag.is_word and not field.is_required()
+        optional = {"nargs": "?", "const": flag.bare} if flag.bare is not None else {"nargs": "?"} if is_free else {}
+        return {"metavar": flag.metavar or metavar([own, *others]), **optional}
+    shape = {"metavar": flag.metavar or metavar(options_of(own["items"], schema))}
+    if flag.is_word:
         return {**shape, "nargs": "+" if field.is_required() else "*"}
     several = {"action": "extend", "nargs": "*" if "anyOf" in node else "+"}
-    return {**shape, **({"action": "append"} if told.is_repeated else several)}
+    return {**shape, **({"action": "append"} if flag.is_repeated else several)}
 
 
 def options_of(node: Schema, schema: Schema) -> list[Schema]:
@@ -287,12 +287,12 @@ def metavar(options: Sequence[Schema]) -> str:
 
 
 def help_of(field: FieldInfo, options: Sequence[Schema]) -> str:
-    told, text = given_flag(field), str(field.description or options[0].get("description", "")).removesuffix(".")
-    default, is_nothing = told.absent, field.default is None or field.default is False or field.default == ()
+    flag, text = given_flag(field), str(field.description or options[0].get("description", "")).removesuffix(".")
+    default, is_nothing = flag.absent, field.default is None or field.default is False or field.default == ()
     if default is None and not field.is_required() and not is_nothing:
         values = field.default if isinstance(field.default, tuple) else [field.default]
         default = " ".join(f"{value:g}" if isinstance(value, float) else str(value) for value in values)
-    often = "; may be given several times" if told.is_repeated else ""
+    often = "; repeatable" if flag.is_repeated else ""
     return f"{text}{often}{'' if default is None else f' (default: {default})'}".replace("%", "%%")
 
 
@@ -319,8 +319,8 @@ def sentence(details: ErrorDetails, given: Mapping[str, Any], model: type[Sectio
     location, problem = details["loc"], details["msg"].removeprefix("Value error, ")
     if not location:
         return problem
-    told = given_flag(model.model_fields[str(location[0])])
-    name = str(told.metavar) if told.is_word else flag_of(str(location[0]))
+    flag = given_flag(model.model_fields[str(location[0])])
+    name = str(flag.metavar) if flag.is_word else flag_of(str(location[0]))
     if details["type"] == "value_error":
         return f"{name} {problem}"
     value = given.get(str(location[0]))
@@ -335,13 +335,13 @@ Value = TypeVar("Value")
 
 def no_folder(path: Path | None) -> Path | None:
     if path is not None and path.is_dir():
-        raise ValueError(f"{path}: is a folder. Name a file in it.")
+        raise ValueError(f"{path}: is a directory. Pass a file in it.")
     return path
 
 
 def each_once(values: tuple[Value, ...]) -> tuple[Value, ...]:
     if len(set(values)) < len(values):
-        raise ValueError(f"must name each value once, got {list(values)}.")
+        raise ValueError(f"must not repeat values, got {list(values)}.")
     return values
 
 
@@ -354,14 +354,12 @@ def packed_bits(bits: int) -> int:
 Once = AfterValidator(each_once)
 Several = Field(strict=False, min_length=1)  # recipes write tuples as lists; at least one value
 
-Target = Annotated[
-    str, Field(min_length=1, description="Folder or hub id of the model to draft for."), Flag(metavar="A")
-]
-Draft = Annotated[str, Field(min_length=1, description="Folder or hub id of the draft."), Flag(metavar="B")]
+Target = Annotated[str, Field(min_length=1, description="Directory or hub id of the target."), Flag(metavar="A")]
+Draft = Annotated[str, Field(min_length=1, description="Directory or hub id of the draft."), Flag(metavar="B")]
 Drafts = Annotated[
-    tuple[str, ...], Field(strict=False, description="Folders or hub ids of drafts."), Once, Flag(metavar="B")
+    tuple[str, ...], Field(strict=False, description="Directories or hub ids of drafts."), Once, Flag(metavar="B")
 ]
-Revision = Annotated[str, Field(description="Branch, tag or commit of a target on the hub."), Flag(metavar="R")]
+Revision = Annotated[str, Field(description="Branch, tag or commit of a hub target."), Flag(metavar="R")]
 TargetPlacement = Annotated[
     Placement,
     Field(
@@ -374,14 +372,14 @@ DeviceMemoryGib = Annotated[
     Field(
         gt=0,
         le=MOST,
-        description="GiB per GPU (or of host memory without one) for a target that is spread or in layers; null: all "
-        "that is free.",
+        description="GiB per GPU (host memory without one) for a target with placement spread or layers; null: all "
+        "free memory.",
     ),
 ]
 TargetBits = Annotated[
     Annotated[int, AfterValidator(packed_bits), WithJsonSchema({"type": "integer", "enum": [8, 4]})] | None,
     Field(
-        description="Quantize the target's linear layers to 8 or 4 bits (bitsandbytes). This is another model; "
+        description="Quantize the target's linear layers to 8 or 4 bits (bitsandbytes). This changes the model; "
         "manifests and scorecards record it."
     ),
 ]
@@ -395,16 +393,15 @@ DraftPMin = Annotated[
     Field(
         ge=0,
         le=1,
-        description="Confidence of the draft below which it proposes no more in this step, as llama.cpp's "
-        "--spec-draft-p-min; 0 never stops early.",
+        description="Draft probability below which a step stops (llama.cpp's --spec-draft-p-min); 0: never.",
     ),
 ]
 Temperature = Annotated[float, Field(ge=0, le=MOST, description="Sampling temperature; 0 is greedy.")]
-TopP = Annotated[float, Field(gt=0, le=1, description="Nucleus sampling; 1 samples from all tokens.")]
-TopK = Annotated[int | None, Field(ge=1, le=MOST, description="Sample from the k most likely tokens; none: from all.")]
+TopP = Annotated[float, Field(gt=0, le=1, description="Nucleus sampling; 1: all tokens.")]
+TopK = Annotated[int | None, Field(ge=1, le=MOST, description="Sample from the k most likely; none: all tokens.")]
 MinP = Annotated[
     float,
-    Field(ge=0, lt=1, description="Minimum probability of a sampled token, relative to the most likely one."),
+    Field(ge=0, lt=1, description="Minimum probability of a token relative to the most likely one."),
 ]
 RepetitionPenalty = Annotated[
     float, Field(gt=0, le=MOST, description="Repetition penalty, as in transformers; 1 disables it.")
@@ -412,17 +409,17 @@ RepetitionPenalty = Annotated[
 Temperatures = Annotated[
     tuple[Temperature, ...], Several, Field(description="Sampling temperatures; 0 is greedy."), Once
 ]
-BatchSize = Annotated[int, Field(ge=1, le=MOST, description="Sequences decoded together.")]
+BatchSize = Annotated[int, Field(ge=1, le=MOST, description="Sequences per batch.")]
 BatchSizes = Annotated[tuple[BatchSize, ...], Field(strict=False, description="Batch sizes."), Once]
-Context = Annotated[int, Field(ge=1, le=MOST, description="Tokens before a step.")]
-Contexts = Annotated[tuple[Context, ...], Field(strict=False, description="Tokens before a step, each once."), Once]
+Context = Annotated[int, Field(ge=1, le=MOST, description="Context length of a step, in tokens.")]
+Contexts = Annotated[tuple[Context, ...], Field(strict=False, description="Context lengths of steps, in tokens."), Once]
 
 NumPrompts = Annotated[int, Field(ge=1, le=MOST, description="Maximum number of prompts.")]
 MaxNewTokens = Annotated[int, Field(ge=1, le=MOST, description="Maximum tokens of a response.")]
 # A single token has no verification step.
 MaxScoredTokens = Annotated[int, Field(ge=2, le=MOST, description="Maximum tokens of a response.")]
 Repeats = Annotated[int, Field(ge=1, le=MOST, description="Repetitions.")]
-Seed = Annotated[int, Field(ge=0, lt=2**32, description="Seed of every random choice.")]
+Seed = Annotated[int, Field(ge=0, lt=2**32, description="Random seed.")]
 PairDtype = Annotated[
     DtypeOrAuto,
     Field(
@@ -434,7 +431,7 @@ AUTO: Any = "auto"  # validation replaces it with this machine's dtype
 
 # Steps run by transformers eagerly, or as CUDA graphs.
 How = Literal["eager", "captured"]
-Capture = Annotated[bool, Field(description="Capture the models' steps in CUDA graphs first; needs a GPU.")]
+Capture = Annotated[bool, Field(description="Decode with CUDA graphs; needs a GPU.")]
 OutFile = Annotated[
-    Path | None, Field(description="Write everything as JSON."), AfterValidator(no_folder), Flag(metavar="FILE")
+    Path | None, Field(description="Write all results as JSON."), AfterValidator(no_folder), Flag(metavar="FILE")
 ]

@@ -49,13 +49,13 @@ class Shape:
         family = family_of(config, where=where)
         keys = family.keys
         if config.get(CONFIG_KEY) is not None:
-            family.refuse("vocabulary", f"{where}: {CONFIG_KEY}")
+            family.reject("vocabulary", f"{where}: {CONFIG_KEY}")
         hidden, heads = required(config, keys["hidden"], where), required(config, keys["heads"], where)
         kv_heads = optional(config, keys.get("kv_heads"), where, default=family.default_kv_heads or heads)
         if heads % kv_heads:
             raise UserError(
                 f"{where}: {keys['kv_heads']} must divide {keys['heads']}, got {kv_heads} and {heads}. "
-                "Take config.json and weights from the same checkpoint."
+                "Use config.json and weights from the same checkpoint."
             )
         encoder_layers = required(config, keys["encoder_layers"], where) if family.encoder is not None else 0
         return cls(
@@ -203,11 +203,11 @@ def head_vocab(config: Mapping[str, Any], vocab: int, where: str) -> int:
     """Return the rows of a head that outputs fewer ids than the embedding reads; 0 if it outputs all."""
     rows = optional(config, CONFIG_KEY, where, default=0)
     if rows >= vocab:
-        raise UserError(f"{where}: {CONFIG_KEY} must be below the {vocab} ids there are, got {rows}. Leave it out.")
+        raise UserError(f"{where}: {CONFIG_KEY} must be below vocab_size {vocab}, got {rows}. Remove it.")
     if rows and config.get("tie_word_embeddings"):
         raise UserError(
-            f"{where}: {CONFIG_KEY} is {rows} and tie_word_embeddings true: a head of fewer rows than the embedding is "
-            "not the embedding. Take the config.json the draft came with."
+            f"{where}: {CONFIG_KEY} is {rows} and tie_word_embeddings true, but a reduced head cannot be tied. "
+            "Use the config.json that came with the draft."
         )
     return rows
 
@@ -219,7 +219,7 @@ def head_width(config: Mapping[str, Any], family: Family, hidden: int, heads: in
     if stated is None and hidden % heads:
         raise UserError(
             f"{where}: {family.keys['heads']} must divide {family.keys['hidden']}, got {heads} and {hidden}. "
-            "Take the config.json the checkpoint came with."
+            "Use the config.json that came with the checkpoint."
         )
     return stated or hidden // heads
 
@@ -229,7 +229,7 @@ def required(config: Mapping[str, Any], key: str, where: str) -> int:
     value = config.get(key)
     mistake = f"{key} is missing" if value is None else mistake_in({key: value})
     if value is None or mistake is not None:
-        raise UserError(f"{where}: {mistake}. Take the config.json the checkpoint came with.")
+        raise UserError(f"{where}: {mistake}. Use the config.json that came with the checkpoint.")
     return value
 
 
@@ -362,7 +362,7 @@ def ropes(config: Mapping[str, Any], where: str) -> Iterator[Mapping[str, Any]]:
     for part in rope.values() if nested else [rope]:
         if part is not None and not isinstance(part, Mapping):
             raise UserError(
-                f"{where}: {key} must be a section, got {part!r}. Take the config.json the checkpoint came with."
+                f"{where}: {key} must be a mapping, got {part!r}. Use the config.json that came with the checkpoint."
             )
         if part:
             yield part
@@ -385,7 +385,7 @@ def scale(plain: ContextLength, rope: Mapping[str, Any], config: Mapping[str, An
     if isinstance(factor, bool) or not isinstance(factor, int | float) or not isfinite(factor) or factor <= 0:
         raise UserError(
             f"{where}: factor of the rotary scaling {kind!r} must be a number > 0, got {factor!r}. "
-            "Take the config.json the checkpoint came with."
+            "Use the config.json that came with the checkpoint."
         )
     if kind != "yarn":
         return times(plain, kind, factor)

@@ -38,7 +38,7 @@ class Share:
         self, index: int = 0, count: int = 1, board: Board | None = None, *, per_machine: int | None = None
     ) -> None:
         assert 0 <= index < count, (index, count)
-        assert (board is None) == (count == 1), "several processes meet somewhere"
+        assert (board is None) == (count == 1), "several processes have a rendezvous"
         self.index, self.count, self.board = index, count, board
         self.per_machine = per_machine or count
         self._step = 0

@@ -21,7 +21,7 @@ SETTINGS_NAME = "generation_config.json"
 MAX_TOKENIZER_MIB = 512  # the largest published tokenizer.json has about 35
 SPECIAL_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 ASSISTANT_KEYS = ("num_assistant_tokens", "num_assistant_tokens_schedule", "assistant_confidence_threshold")
-HINT = "Take the file the checkpoint came with, or delete it: config.json is read then."
+HINT = "Use the file that came with the checkpoint, or delete it to use config.json."
 
 Values = dict[str, Any]
 
@@ -30,7 +30,7 @@ def read_generation_settings(folder: Path) -> Values:
     """Read generation_config.json, or without one, as transformers does, the special ids of config.json."""
     file = folder / SETTINGS_NAME
     if not file.exists():
-        config = read_json_object(folder / "config.json", "Give the folder of a Hugging Face checkpoint.")
+        config = read_json_object(folder / "config.json", "Pass a Hugging Face checkpoint directory.")
         return {key: config[key] for key in SPECIAL_IDS if key in config}
     values = read_json_object(file, HINT)
     require_generation_config(values, str(file))
@@ -82,7 +82,7 @@ CARRIED_FILES = (
 def require_tokenizer(target: Path) -> None:
     """Raise UserError if there is no tokenizer, which a draft shares with its target."""
     if not any((target / name).is_file() for name in TOKENIZERS):
-        raise UserError(f"{target}: holds no tokenizer ({', '.join(TOKENIZERS)}). Save the target's tokenizer there.")
+        raise UserError(f"{target}: contains no tokenizer ({', '.join(TOKENIZERS)}). Copy the target's.")
 
 
 def carry_files(target: Path, folder: Path, *, names: Sequence[str] = CARRIED_FILES) -> None:

@@ -44,26 +44,26 @@ class VocabularyConfig(Section):
     size: int | None = Field(
         default=None,
         ge=1,
-        description="Number of output ids, special and single-byte tokens included; null: the whole list.",
+        description="Number of output ids, including special and single-byte tokens; null: the whole list.",
     )
     origin: Origin = Field(
         default="responses",
         alias="from",
         description="Rank ids by frequency in the training responses or in section text; or the path of a JSON list of "
-        "ids, or of a draft whose ids are used.",
+        "ids, or of a draft whose ids to use.",
     )
 
     @model_validator(mode="after")
     def _counts_need_an_end(self) -> "VocabularyConfig":
         if self.size is None and self.origin in COUNTED:
-            raise ValueError(f"must hold size with from: {self.origin}: only a list says itself how long it is.")
+            raise ValueError(f"must contain size with from: {self.origin}; only a list has its own length.")
         return self
 
 
 DRAFT_VOCABULARY_NAME = "draft_vocabulary.json"
 UNUSED_IDS = "never_said"  # of origin: ids that are always kept but never occurred in the counted data
 MOST_MIB = 64
-VOCABULARY_HINT = "Copy it from where the draft came from, or make the draft again."
+VOCABULARY_HINT = "Copy it from the original draft, or create the draft again."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,9 +94,9 @@ class DraftVocabulary:
 
 def broken_law(ids: tuple[int, ...], vocab_size: int) -> str | None:
     if not ids:
-        return "ids must hold at least one id, got none"
+        return "ids must contain at least one id, got none"
     if any(a >= b for a, b in pairwise(ids)):
-        return "ids must ascend, each there once"
+        return "ids must be strictly ascending"
     if ids[0] < 0 or ids[-1] >= vocab_size:
         return f"ids must be from 0 to {vocab_size - 1}, got {ids[0] if ids[0] < 0 else ids[-1]}"
     return None
@@ -105,19 +105,19 @@ def broken_law(ids: tuple[int, ...], vocab_size: int) -> str | None:
 def read_draft_vocabulary(folder: Path) -> DraftVocabulary:
     """Read the ids of a draft with a reduced head; UserError if the file is missing, damaged or invalid."""
     path = folder / DRAFT_VOCABULARY_NAME
-    return parse_draft_vocabulary(read_text(path, remedy=VOCABULARY_HINT, most_mib=MOST_MIB), path)
+    return parse_draft_vocabulary(read_text(path, hint=VOCABULARY_HINT, most_mib=MOST_MIB), path)
 
 
 def parse_draft_vocabulary(text: str, path: Path) -> DraftVocabulary:
     """Parse draft_vocabulary.json; raises as `read_draft_vocabulary`."""
-    vocabulary = parsed(TypeAdapter(DraftVocabulary), text, f"{path}: not the ids of an output head", VOCABULARY_HINT)
+    vocabulary = parsed(TypeAdapter(DraftVocabulary), text, f"{path}: not a list of output ids", VOCABULARY_HINT)
     mistake, unknown = broken_law(vocabulary.ids, vocabulary.vocab_size), vocabulary.unknown_id
     if unknown is not None and (unknown not in range(vocabulary.vocab_size) or unknown in vocabulary.ids):
-        mistake = f"unknown_id must be one of the {vocabulary.vocab_size} ids and not of the head's, got {unknown}"
+        mistake = f"unknown_id must be below {vocabulary.vocab_size} and not an output id, got {unknown}"
     unused = vocabulary.origin.get(UNUSED_IDS, [])
     are_ids = isinstance(unused, list) and all(type(id_) is int for id_ in unused)
     if not are_ids or not set(unused) <= set(vocabulary.ids):
-        mistake = f"origin.{UNUSED_IDS} must be a list of some of the ids, got {shown(unused)}"
+        mistake = f"origin.{UNUSED_IDS} must be a subset of ids, got {shown(unused)}"
     if mistake is not None:
         raise UserError(f"{path}: {mistake}. {VOCABULARY_HINT}")
     return vocabulary
@@ -127,8 +127,8 @@ def reject_small_head(config: Mapping[str, Any], where: str) -> None:
     """Raise UserError if a model has a reduced vocabulary; targets, which verify and teach, need every id."""
     if CONFIG_KEY in config:
         raise UserError(
-            f"{where}: {CONFIG_KEY} is {config[CONFIG_KEY]}: a draft whose output head says so many ids alone, and so "
-            "no target. Name the model that it was made for."
+            f"{where}: {CONFIG_KEY} is {config[CONFIG_KEY]}: a draft with a reduced vocabulary cannot be a target. "
+            "Use the draft's target."
         )
 
 
@@ -144,7 +144,7 @@ def coverage(ids: Collection[int], counts: Mapping[int, int]) -> float:
 
 Form = Literal["whole", "own-tokenizer"]
 TOKENIZER = "tokenizer.json"
-TOKENS_HINT = "Fetch the checkpoint again."
+TOKENS_HINT = "Download the checkpoint again."
 NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 LISTED = ("additional_special_tokens", "extra_special_tokens")
 # GPT-2's byte alphabet: printable bytes map to themselves, the remaining 68 to the characters from 256 on.
@@ -199,7 +199,7 @@ def tokens_of(tokenizer: Mapping[str, Any], folder: Path, vocab_size: int) -> To
         ids = frozenset(number for number in by_text.values() if number < vocab_size)
     except (KeyError, TypeError, AttributeError, IndexError) as error:
         raise UserError(
-            f"{folder / TOKENIZER}: is no tokenizer ({type(error).__name__}: {error}). {TOKENS_HINT}"
+            f"{folder / TOKENIZER}: not a tokenizer ({type(error).__name__}: {error}). {TOKENS_HINT}"
         ) from error
     generation, model = read_generation_settings(folder), read_json_object(folder / "config.json", TOKENS_HINT)
     special |= {number for values in (generation, model) for key in SPECIAL_IDS for number in listed(values.get(key))}
@@ -245,7 +245,7 @@ def list_file(origin: str) -> Path:
     if path.is_dir():
         if not (path / DRAFT_VOCABULARY_NAME).is_file():
             raise UserError(
-                f"{origin}: is a folder without {DRAFT_VOCABULARY_NAME}, so no draft of some ids. {LIST_HINT}"
+                f"{origin}: is a directory without {DRAFT_VOCABULARY_NAME}, so not a draft with output ids. {LIST_HINT}"
             )
         return path / DRAFT_VOCABULARY_NAME
     if not path.exists():
@@ -264,20 +264,20 @@ def read_list(origin: str, size: int | None) -> tuple[int, ...]:
         UserError: If it is not a list of unique ids, or has fewer than `size`.
     """
     path = list_file(origin)
-    text = read_text(path, remedy=LIST_HINT, most_mib=MOST_MIB)
+    text = read_text(path, hint=LIST_HINT, most_mib=MOST_MIB)
     if text.lstrip().startswith("{"):
         ids = parse_draft_vocabulary(text, path).ids
         if size not in (None, len(ids)):
             raise UserError(
-                f"{path}: holds {len(ids)} ids in ascending order, of which none comes first, and {KEY}.size is "
-                f"{size}. Leave size out, or name a list whose first ids are the ones to keep."
+                f"{path}: contains {len(ids)} ids in ascending order, not ranked, and {KEY}.size is "
+                f"{size}. Remove size, or use a list that starts with the ids to keep."
             )
         return ids
     ids = parsed(TypeAdapter(tuple[int, ...]), text, f"{path}: not a JSON list of token ids", LIST_HINT)
     if not ids or min(ids) < 0 or len(set(ids)) < len(ids):
-        raise UserError(f"{path}: must hold ids >= 0, each once, got {shown(list(ids))}. {LIST_HINT}")
+        raise UserError(f"{path}: must contain distinct ids >= 0, got {shown(list(ids))}. {LIST_HINT}")
     if size is not None and size > len(ids):
-        raise UserError(f"{path}: holds {len(ids)} ids, and {KEY}.size is {size}. Lower it, or leave it out.")
+        raise UserError(f"{path}: contains {len(ids)} ids, but {KEY}.size is {size}. Lower or remove it.")
     return ids if size is None else ids[:size]
 
 
@@ -285,13 +285,13 @@ def require_fitting(ids: tuple[int, ...], tokens: Tokens, path: Path, target: Pa
     """Check that all ids exist in the target's tokenizer and include its end tokens."""
     if unknown := sorted(set(ids) - tokens.ids):
         raise UserError(
-            f"{path}: holds {shown(unknown)}, which the tokenizer of {target} does not have. Its ids are from "
-            f"{min(tokens.ids)} to {max(tokens.ids)}: name a list that was made with this tokenizer."
+            f"{path}: contains {shown(unknown)}, which the tokenizer of {target} does not have. Its ids are from "
+            f"{min(tokens.ids)} to {max(tokens.ids)}: use a list created with this tokenizer."
         )
     if missing := sorted(tokens.ends - set(ids)):
         raise UserError(
-            f"{path}: its first {len(ids)} ids lack {shown(missing)}, at which texts of {target} end: the draft could "
-            "end none. Put all end tokens at the beginning of the list."
+            f"{path}: its first {len(ids)} ids lack {shown(missing)}, stop tokens of {target}. "
+            "Move all stop tokens to the beginning of the list."
         )
 
 
@@ -306,8 +306,8 @@ def with_requested_head(draft: Shape, wanted: VocabularyConfig | None) -> Shape:
     size = requested_size(wanted, draft.vocab)
     if draft.head_vocab not in (0, size):
         raise UserError(
-            f"{KEY} asks for {size} ids, and what the draft is cut out of says {draft.head_vocab}. Rows that were cut "
-            f"away cannot be had back: leave {KEY} out to keep its ids, or cut the draft out of a whole model."
+            f"{KEY} requests {size} ids, but the source outputs only {draft.head_vocab}. Removed rows cannot be "
+            f"restored: remove {KEY} to keep its ids, or prune a model with a full head."
         )
     return draft.with_head_of(size)
 
@@ -318,8 +318,7 @@ def requested_size(wanted: VocabularyConfig, vocab_size: int) -> int:
     assert size is not None  # counts require a size
     if size >= vocab_size:
         raise UserError(
-            f"{KEY}.size must be below the target's vocab_size {vocab_size}, got {size}. Leave {KEY} out: the draft "
-            "then says every id."
+            f"{KEY}.size must be below the target's vocab_size {vocab_size}, got {size}. Remove {KEY} for all ids."
         )
     return size
 
@@ -329,12 +328,12 @@ def ids_by_count(counts: Mapping[int, int], tokens: Tokens, size: int) -> tuple[
     if size < len(tokens.always):
         raise UserError(
             f"{KEY}.size must be at least {len(tokens.always)}, got {size}: {len(tokens.special)} special tokens and "
-            f"{len(tokens.single_bytes)} single bytes are always kept. Raise it, or name a list with {KEY}.from."
+            f"{len(tokens.single_bytes)} single bytes are always kept. Raise it, or set {KEY}.from to a list."
         )
     if size > len(tokens.ids):
         raise UserError(
-            f"{KEY}.size must be at most {len(tokens.ids)}, the tokens that the target's tokenizer has, got {size}: "
-            f"the ids beyond are padding, which no text has. Lower it, or leave {KEY} out."
+            f"{KEY}.size must be at most {len(tokens.ids)}, the size of the target's tokenizer, got {size}: "
+            f"larger ids are padding. Lower it, or remove {KEY}."
         )
     frequent = sorted(
         (id_ for id_ in tokens.ids - tokens.always if counts.get(id_, 0) > 0), key=lambda id_: (-counts[id_], id_)
@@ -350,37 +349,37 @@ CARD_NAME = "README.md"
 
 def small_head_card(vocabulary: DraftVocabulary, head: str) -> str:
     """Return the model card of a draft as widedraft trains and decodes it; `head` is the name of the head's tensor."""
-    return f"""# A draft with a small output head
+    return f"""# A draft with a reduced output head
 
-It reads every token of its target and proposes {len(vocabulary.ids):,} of the {vocabulary.vocab_size:,} ids only: row k
-of `{head}` is token `ids[k]` of `draft_vocabulary.json`. widedraft reads this folder as it is. transformers, vLLM,
-SGLang and llama.cpp expect a row for every id; make what they load:
+It reads every token of its target and proposes only {len(vocabulary.ids):,} of the {vocabulary.vocab_size:,} ids: row k
+of `{head}` is token `ids[k]` of `draft_vocabulary.json`. widedraft loads this directory unchanged. transformers, vLLM,
+SGLang and llama.cpp expect a row for every id; export a form that they load:
 
-    widedraft export THIS_FOLDER --to DIR --form whole          # any engine; the head has all rows again, so no faster
-    widedraft export THIS_FOLDER --to DIR --form own-tokenizer  # vLLM with use_heterogeneous_vocab; as fast as here
+    widedraft export THIS_DIR --to DIR --form whole          # any engine; full head, so no faster
+    widedraft export THIS_DIR --to DIR --form own-tokenizer  # vLLM with use_heterogeneous_vocab; as fast as here
 """
 
 
 def whole_head_card(vocabulary: DraftVocabulary, *, tied_in: Sequence[str]) -> str:
     """Return the model card of a draft with an expanded head; engines in `tied_in` always tie the head."""
-    warning = f"\n**Not for {', '.join(tied_in)}**: a model of this family has no head but the embedding there.\n"
-    return f"""# A draft with its output head grown back
+    warning = f"\n**Not for {', '.join(tied_in)}**, which ties the output head of this family.\n"
+    return f"""# A draft with its output head expanded
 
-An ordinary folder for transformers, vLLM, SGLang and llama.cpp, trained to propose {len(vocabulary.ids):,} of
-{vocabulary.vocab_size:,} ids. The row of every other id is a mean of those, so that greedy proposals are those of the
-small head. **This form saves no time**: the head has as many rows as the target's.
+A regular checkpoint for transformers, vLLM, SGLang and llama.cpp, trained to propose {len(vocabulary.ids):,} of
+{vocabulary.vocab_size:,} ids. The row of every other id is their mean, so greedy proposals equal those of the
+reduced head. **This form is no faster**: the head has as many rows as the target's.
 {warning if tied_in else ""}"""
 
 
 def own_tokenizer_card(vocabulary: DraftVocabulary, unknown: str) -> str:
     """Return the model card of a draft with its own tokenizer and the string of its unknown token."""
     known, how = len(vocabulary.ids), "is a mean" if vocabulary.unknown_id is None else "was trained"
-    return f"""# A draft with a vocabulary of its own
+    return f"""# A draft with its own vocabulary
 
-For vLLM's `use_heterogeneous_vocab`, which maps tokens by their text (arXiv 2502.05202). It has {known:,} of its
-target's {vocabulary.vocab_size:,} tokens, under the ids 0 to {known - 1}, and reads every other token as `{unknown}`,
+For vLLM's `use_heterogeneous_vocab`, which maps tokens by their strings (arXiv 2502.05202). It has {known:,} of its
+target's {vocabulary.vocab_size:,} tokens, with ids 0 to {known - 1}, and reads every other token as `{unknown}`,
 id {known}, whose row {how} (distill.unknown_inputs).
 
-    vllm serve TARGET --speculative-config '{{"method": "draft_model", "model": "THIS_FOLDER", \
+    vllm serve TARGET --speculative-config '{{"method": "draft_model", "model": "THIS_DIR", \
 "num_speculative_tokens": 3, "use_heterogeneous_vocab": true}}'
 """

@@ -58,7 +58,7 @@ def put_head(lm: PreTrainedModel, weight_KH: Tensor, ids_K: Tensor) -> None:
 def cut_head(lm: PreTrainedModel, ids_K: Tensor) -> None:
     old = lm.get_output_embeddings()
     assert isinstance(old, nn.Linear), "a causal language model has a linear output head"
-    assert old.bias is None, "no family drafts are cut from has a bias there"
+    assert old.bias is None, "no supported family has a bias there"
     put_head(lm, old.weight.detach()[ids_K].clone(), ids_K.to(old.weight.device))
 
 
@@ -84,8 +84,8 @@ def ids_below(lm: PreTrainedModel, vocab_size: int) -> Tensor | None:
     rows = rows_below(ids_K, vocab_size)
     if rows == 0:
         raise UserError(
-            f"{lm.name_or_path}: its output head says no id below {vocab_size}, the smallest is {int(ids_K[0])}, and "
-            f"its target has only {vocab_size}. Make the draft again with ids that its target has."
+            f"{lm.name_or_path}: its smallest output id is {int(ids_K[0])}, but the target has "
+            f"only {vocab_size} ids. Create the draft again with ids of its target."
         )
     return ids_K[:rows]
 
@@ -140,8 +140,8 @@ def read_head(folder: Path, config: Mapping[str, Any]) -> DraftVocabulary | None
     if CONFIG_KEY not in config:
         if (folder / DRAFT_VOCABULARY_NAME).exists():
             raise UserError(
-                f"{folder / DRAFT_VOCABULARY_NAME}: is there, but config.json has no {CONFIG_KEY}, so that the head "
-                "outputs every id. Take both from one draft, or delete the file."
+                f"{folder / DRAFT_VOCABULARY_NAME}: exists, but config.json has no {CONFIG_KEY}, so the head "
+                "outputs every id. Use both from one draft, or delete the file."
             )
         return None
     shape = Shape.from_config(config, where=str(folder / "config.json"))
@@ -150,9 +150,9 @@ def read_head(folder: Path, config: Mapping[str, Any]) -> DraftVocabulary | None
     rows = weights.info[name].size[0] if name in weights.info else 0
     if (shape.head_vocab, shape.vocab) != (len(vocabulary.ids), vocabulary.vocab_size) or rows != len(vocabulary.ids):
         raise UserError(
-            f"{folder}: config.json says {shape.head_vocab} rows of the head for {shape.vocab} ids, "
+            f"{folder}: config.json has {shape.head_vocab} head rows for {shape.vocab} ids, "
             f"{DRAFT_VOCABULARY_NAME} {len(vocabulary.ids)} for {vocabulary.vocab_size}, and {name} has {rows}. "
-            "Take all three from one draft."
+            "Use all three from one draft."
         )
     return vocabulary
 
@@ -186,8 +186,8 @@ def small_vocabulary_of(folder: Path) -> DraftVocabulary:
     """Read the reduced vocabulary of a draft's directory; UserError if its head outputs every id."""
     if CONFIG_KEY not in read_config(folder):
         raise UserError(
-            f"{folder}: its head says every id, so that distill.unknown_inputs has no input to show as unknown. "
-            "Set architecture.vocabulary, or leave it out."
+            f"{folder}: its head outputs every id, so distill.unknown_inputs has no unknown inputs. "
+            "Set architecture.vocabulary, or remove it."
         )
     return read_draft_vocabulary(folder)
 

@@ -52,7 +52,7 @@ class StoreBoard:
     def drop(self, name: str) -> None:
         """See Board."""
         for each in [*self._pieces_of(name), name]:
-            asked(self.store.delete_key, each)
+            call_store(self.store.delete_key, each)
 
     def print_user_error(self, message: str) -> None:
         """Publish an error, which ends the other processes as soon as they wait."""
@@ -91,25 +91,25 @@ class StoreBoard:
             if index not in self.heard or self.heard[index][0] != beat:
                 self.heard[index] = beat, now_s
             elif now_s - self.heard[index][1] > SILENT_S:
-                raise LostProcessError(f"process {index} of {self.count} has said nothing for {SILENT_S:.0f} s")
+                raise LostProcessError(f"process {index} of {self.count} has not responded for {SILENT_S:.0f} s")
 
     def _pieces_of(self, name: str) -> list[str]:
         return [f"{name}#{number}" for number in range(int(self._read(name)))]
 
     def _set(self, name: str, value: bytes) -> None:
-        asked(self.store.set, name, value)
+        call_store(self.store.set, name, value)
 
     def _has(self, name: str) -> bool:
-        return asked(self.store.check, [name])  # pyright: ignore[reportAttributeAccessIssue]
+        return call_store(self.store.check, [name])  # pyright: ignore[reportAttributeAccessIssue]
 
     def _read(self, name: str) -> bytes:
-        return asked(self.store.get, name)
+        return call_store(self.store.get, name)
 
 
-def asked(question: Callable[..., Response], *words: Any) -> Response:
+def call_store(method: Callable[..., Response], *arguments: Any) -> Response:
     """Call a method of the store; raises LostProcessError if it is gone, and with it rank 0."""
     try:
-        return question(*words)
+        return method(*arguments)
     except torch.distributed.DistError as error:
         raise LostProcessError(str(error).splitlines()[0]) from error
 

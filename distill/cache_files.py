@@ -46,8 +46,8 @@ class FileRecord:
 FILES = TypeAdapter(dict[str, FileRecord])
 
 
-def remedy() -> str:
-    return f"Delete the folder and run {command_of('cache')}."
+def hint() -> str:
+    return f"Delete the directory and run {command_of('cache')}."
 
 
 def recorded_files(folder: Path) -> dict[str, FileRecord]:
@@ -58,15 +58,15 @@ def recorded_files(folder: Path) -> dict[str, FileRecord]:
     """
     manifest = read_manifest(folder)
     if manifest is None:
-        raise UserError(f"{folder}: holds no finished teacher cache. Run {command_of('cache')}: it continues.")
+        raise UserError(f"{folder}: contains no complete teacher cache. Run {command_of('cache')}: it continues.")
     reject_other_format(folder, manifest.get("format"))
-    return checked(FILES, manifest.get("files"), f"{folder / MANIFEST_NAME}: files", remedy())
+    return checked(FILES, manifest.get("files"), f"{folder / MANIFEST_NAME}: files", hint())
 
 
 def reject_other_format(folder: Path, written: str | None) -> None:
     if written != FORMAT:
         raise UserError(
-            f"{folder}: its format is {written!r}, this version reads {FORMAT!r}. "
+            f"{folder}: its format is {written!r}, but this version reads {FORMAT!r}. "
             f"Delete {folder} and run {command_of('cache')}."
         )
 
@@ -89,7 +89,7 @@ def reject_ill_sized(folder: Path) -> None:
     damaged = ill_sized_files(folder)
     if damaged:
         raise UserError(
-            f"{folder / damaged[0]}: missing, or not as long as it was written; {len(damaged)} such files. "
+            f"{folder / damaged[0]}: missing or of the wrong size, as are {len(damaged)} files in total. "
             f"Run {command_of('cache')}: it writes them again."
         )
 
@@ -108,7 +108,7 @@ def verify_files(folder: Path) -> int:
     ]
     if damaged:
         raise UserError(
-            f"{folder}: not as they were written: {', '.join(sorted(damaged))}. "
+            f"{folder}: checksums differ: {', '.join(sorted(damaged))}. "
             f"Delete these files and run {command_of('cache')}: it writes them again."
         )
     return len(records)
@@ -121,13 +121,13 @@ def require_same_capture(folder: Path, inputs: Mapping[str, Any]) -> None:
         UserError: If the directory has a cache, finished or not, of other inputs or another format.
     """
     path, manifest = folder / CAPTURE_NAME, read_manifest(folder)
-    begun = read_json_object(path, remedy()) if manifest is None and path.is_file() else manifest
+    begun = read_json_object(path, hint()) if manifest is None and path.is_file() else manifest
     if begun is not None:
         reject_other_format(folder, begun.get("format"))
         changed = changed_inputs(begun, inputs)
         if changed:
             raise UserError(
-                f"{folder} was begun from another {', '.join(changed)} than the recipe now asks for. "
+                f"{folder} was started with another {', '.join(changed)} than the recipe's. "
                 f"Choose another run_name, or delete {folder}."
             )
     if manifest is not None:  # it was finished, and a file was lost later

@@ -154,11 +154,11 @@ class GradientNorm(Algorithm):
         batch = state.timestamp.batch.value
         if not self.passes_over:
             usable = find_checkpoints(self.checkpoints)
-            earlier = f"{usable[-1]} stays usable" if usable else "there is no checkpoint yet"
+            earlier = f"{usable[-1]} is still usable" if usable else "there is no checkpoint yet"
             raise UserError(
-                f"The gradients of batch {batch} have norm {float(norm)}; nothing was learned from it, and {earlier}. "
-                "The same command would stop here again: lower the learning rate, clip gradients, or use precision "
-                "fp32, and train under another run_name."
+                f"The gradients of batch {batch} have norm {float(norm)}; the weights were not updated, and {earlier}. "
+                "The same command would fail again: lower the learning rate, clip gradients, or set precision to "
+                "fp32, and train with another run_name."
             )
         for parameter in parameters:
             parameter.grad = None
@@ -371,7 +371,7 @@ class MetricsFile(LoggerDestination):
         """Buffer metrics until all of this batch have been logged."""
         if dist.get_global_rank() != 0:
             return
-        assert step is not None, "Composer's Logger always tells the batch"
+        assert step is not None, "Composer's Logger always passes the batch"
         if step != self.step:
             self.write()
             self.step = step

@@ -96,7 +96,7 @@ class Head:
 
     def rows_of(self, ids_K: Tensor) -> "Head":
         """Copy the rows of some token ids; requires a head that outputs every id."""
-        assert self.ids_V is None, "rows of a small head are not found by their ids"
+        assert self.ids_V is None, "rows of a reduced head are not indexed by token id"
         bias_K = None if self.bias_V is None else self.bias_V[ids_K]
         return replace(self, weight_VH=self.weight_VH[ids_K], bias_V=bias_K, vocab_size=len(ids_K), ids_V=ids_K)
 
@@ -354,7 +354,7 @@ def response_states(lm: PreTrainedModel, input_ids_BT: Tensor, keep_BT: Tensor, 
         ValueError: Without prompt lengths.
     """
     if prompt_len_B1 is None:
-        raise ValueError("an encoder-decoder model must be told where prompts end: the batch holds no prompt_len.")
+        raise ValueError("encoder-decoder models need prompt_len in the batch.")
     width = keep_BT.shape[1]
     last = int((keep_BT * torch.arange(1, width + 1, device=keep_BT.device) - prompt_len_B1).max())
     response_len = max(1, last + 1)

@@ -48,7 +48,7 @@ from distill.recipe.recipe import (
     require_profile_folder,
 )
 from distill.run import owned
-from eval.responses import EVERY_FILE, ShardPart, asked
+from eval.responses import EVERY_FILE, ShardPart, prompt_record
 from eval.tasks import PromptWords, prompt_sources
 
 if TYPE_CHECKING:
@@ -61,23 +61,23 @@ USAGE = "widedraft eval scores a RECIPE's draft, a draft against a target, or a 
 class EvalSettings(Section):
     """Settings of `widedraft eval`: a recipe's draft, a draft against a target, or a draft on recorded responses."""
 
-    words: RecipeWords = Field(default=(), description="A recipe first, unless --draft is given.")
+    words: RecipeWords = Field(default=(), description="A recipe, unless --draft is given.")
     target: Annotated[str | None, Flag(metavar="A")] = Field(
-        default=None, description="Folder or hub id of the model to draft for."
+        default=None, description="Directory or hub id of the target."
     )
     recorded: Annotated[Path | None, Flag(metavar="PATH")] = Field(
-        default=None, description="The target's responses in its place: traces, or text of tensors."
+        default=None, description="Recorded responses instead of a target: traces or a text file."
     )
-    draft: Annotated[str | None, Flag(metavar="B")] = Field(default=None, description="Folder or hub id of the draft.")
+    draft: Annotated[str | None, Flag(metavar="B")] = Field(
+        default=None, description="Directory or hub id of the draft."
+    )
     prompts: PromptWords = ()
     baseline: Annotated[str | None, Flag(metavar="C")] = Field(
-        default=None, description="Folder or hub id of a draft to compare B with, prompt by prompt."
+        default=None, description="Directory or hub id of a draft to compare B with, paired by prompt."
     )
-    checkpoints: bool = Field(
-        default=False, description="Of a recipe: score every saved checkpoint too, for its tokens."
-    )
+    checkpoints: bool = Field(default=False, description="With a recipe: also score every saved checkpoint.")
     out: Annotated[Path | None, Flag(metavar="DIR", absent="eval-<draft's name>")] = Field(
-        default=None, description="Where the scorecard goes."
+        default=None, description="Output directory of the scorecard."
     )
     target_placement: TargetPlacement = "whole"
     target_device_memory_gib: DeviceMemoryGib = None
@@ -103,17 +103,17 @@ class EvalSettings(Section):
     @model_validator(mode="after")
     def _recipe_or_pair(self) -> "EvalSettings":
         if self.is_without_recipe and (self.checkpoints or self.debug):
-            raise UserError("--checkpoints and --debug need a RECIPE. Leave them out.")
+            raise UserError("--checkpoints and --debug need a RECIPE. Remove them.")
         if not self.is_without_recipe and (not self.words or self.out is not None or self.baseline is not None):
-            raise UserError(f"{USAGE} --out and --baseline are for the last two.")
+            raise UserError(f"{USAGE} --out and --baseline need --draft.")
         if self.holding != WHOLE and (self.target is None or self.recorded is not None):
             raise UserError("--target-placement, its memory and --target-bits need --target; a recipe has keys.")
         if (mistake := self.holding.mistake) is not None:
             raise UserError(f"--target-placement: {mistake}")
         if self.processes is not None and self.is_for_one:
-            raise UserError(f"{FLAG}: recorded responses are scored by one process. Leave it out.")
+            raise UserError(f"{FLAG}: recorded responses are scored by one process. Remove it.")
         if self.trust_checkpoints and not self.checkpoints:
-            raise UserError(f"{OPTION}: needs --checkpoints, which reads them. Leave it out.")
+            raise UserError(f"{OPTION}: needs --checkpoints. Remove it.")
         return self
 
 
@@ -123,7 +123,7 @@ def score_without_recipe(settings: EvalSettings) -> None:
     scoring = load_scoring(settings.words)
     out = settings.out or Path(f"eval-{Path(str(settings.draft)).name}")
     if out.exists() and not out.is_dir():
-        raise UserError(f"--out {out}: is a file. Name a directory.")
+        raise UserError(f"--out {out}: is a file. Choose a directory.")
     card = score_pair(settings, scoring, out) if settings.recorded is None else score_recorded(settings, scoring, out)
     print(f"scorecard: {out / 'scorecard.md'}\n\n{summary(card)}")
 
@@ -134,9 +134,9 @@ def score_pair(settings: EvalSettings, scoring: Scoring, out: Path) -> "Scorecar
     from eval.scorecard import score_drafts
 
     if settings.target is None or settings.draft is None or not settings.prompts:
-        raise UserError(f"{USAGE} Give --target, --draft and --prompts, or --recorded and --draft.")
+        raise UserError(f"{USAGE} Pass --target, --draft and --prompts, or --recorded and --draft.")
     if scoring.eval.tasks:
-        raise UserError("eval.tasks and --prompts name the prompts twice. Leave one of them out.")
+        raise UserError("eval.tasks and --prompts both set the prompts. Remove one of them.")
     prompts = load_in_turn(prompt_sources(settings.prompts), most=scoring.eval.num_prompts)
     named = {"baseline": settings.baseline, "draft": settings.draft}  # the scorecard is about the last
     target = resolve_checkpoint(settings.target)
@@ -151,7 +151,7 @@ def score_pair(settings: EvalSettings, scoring: Scoring, out: Path) -> "Scorecar
         if share.count > 1:
             same = {
                 **{name: fingerprint_checkpoint(folder) for name, folder in {"target": target, **drafts}.items()},
-                "prompts": fingerprint_value([asked(prompt) for prompt in prompts]),
+                "prompts": fingerprint_value([prompt_record(prompt) for prompt in prompts]),
                 **{key: str(value) for key, value in flat(scoring.model_dump(mode="json")).items()},
             }
             require_same(share, "models, prompts and settings", same)
@@ -164,19 +164,19 @@ def score_recorded(settings: EvalSettings, scoring: Scoring, out: Path) -> "Reco
 
     path, names = settings.recorded, ("target", "baseline")
     if given := [flag_of(name) for name in names if getattr(settings, name) is not None]:
-        raise UserError(f"{' and '.join(given)} must be left out: --recorded scores one draft without its target.")
+        raise UserError(f"{' and '.join(given)} must not be set: --recorded scores one draft without its target.")
     if settings.draft is None:
-        raise UserError("--draft must be given: --recorded scores one.")
+        raise UserError("--draft is required with --recorded.")
     if path is None or not path.exists():
-        raise UserError(f"--recorded {path}: not found. Give a directory of responses, or a text file of tensors.")
+        raise UserError(f"--recorded {path}: not found. Pass a directory of responses, or a text file of tensors.")
     if path.is_dir() == bool(settings.prompts):
-        raise UserError("--prompts: needed with a text file of responses, not used with a directory, which has them.")
+        raise UserError("--prompts: required with a text file of responses, not with a directory, which contains them.")
     keys = {str(key) for key in OmegaConf.from_dotlist(list(settings.words)).get("eval", {})}
     if ignored := sorted(keys - USED_KEYS):
         used = ", ".join(sorted(USED_KEYS))
         raise UserError(f"eval.{', eval.'.join(ignored)}: not used with --recorded, which reads only {used}.")
     if not scoring.generate.is_local:
-        raise UserError("generate: not used with --recorded, whose responses are there. Leave it out.")
+        raise UserError("generate: not used with --recorded. Remove it.")
 
     draft = resolve_checkpoint(settings.draft)
     with owned(out):
@@ -185,7 +185,7 @@ def score_recorded(settings: EvalSettings, scoring: Scoring, out: Path) -> "Reco
         else:
             sources = [source.path for source in prompt_sources(settings.prompts) if source.task is None]
             if len(sources) != 1 or len(settings.prompts) != 1:
-                raise UserError(f"--prompts {' '.join(settings.prompts)}: must name one file, a row per response.")
+                raise UserError(f"--prompts {' '.join(settings.prompts)}: must be one file with a row per response.")
             recording = read_recorded_text(path, str(sources[0]), draft)
         config = scoring.eval
         if "num_prompts" not in keys:  # a pass over a response is cheap: use all of them
@@ -222,16 +222,16 @@ class RunSettings(StageSettings):
 class GenerateSettings(StageSettings):
     """Settings of `generate`."""
 
-    shard: Annotated[str | None, Flag(metavar="I/N", absent="all of them")] = Field(
+    shard: Annotated[str | None, Flag(metavar="I/N", absent="all files")] = Field(
         default=None,
-        description="Write every N-th file of responses, from the I-th on; the last of N such jobs joins them.",
+        description="Write the I-th of every N files of responses; the last of the N jobs merges them.",
     )
 
     @field_validator("shard")
     @classmethod
     def _one_of_them(cls, shard: str | None) -> str | None:
         if shard is not None and not (SHARD.fullmatch(shard) and int(shard.split("/")[0]) <= int(shard.split("/")[1])):
-            raise ValueError(f"must be I/N with I from 1 to N, as 2/4, got {shard}.")
+            raise ValueError(f"must be I/N with I from 1 to N, such as 2/4, got {shard}.")
         return shard
 
     @property
@@ -252,12 +252,12 @@ class DistillSettings(Section):
 class CacheSettings(StageSettings):
     """Settings of `cache`."""
 
-    verify: bool = Field(default=False, description="Compare the checksums of a finished cache; write nothing.")
+    verify: bool = Field(default=False, description="Verify the checksums of a complete cache; write nothing.")
 
     @model_validator(mode="after")
     def _nothing_to_share_out(self) -> "CacheSettings":
         if self.verify and self.processes is not None:
-            raise UserError(f"{FLAG} goes with what writes a cache: --verify reads one. Leave it out.")
+            raise UserError(f"{FLAG}: not supported with --verify. Remove it.")
         return self
 
     @property
@@ -280,8 +280,8 @@ def single_process_reason(settings: Any) -> str | None:
     return "target.placement is spread: one process has all GPUs of this machine." if placement == "spread" else None
 
 
-def trust_if_requested(asked: bool) -> None:  # noqa: FBT001
-    if asked:
+def trust_if_requested(requested: bool) -> None:  # noqa: FBT001
+    if requested:
         trust_checkpoints()
 
 
@@ -416,25 +416,25 @@ OF_A_CHECKPOINT = ("checkpoint", "init", "target")
 class ExportSettings(Section):
     """Settings of `export`: a recipe, a draft directory, or a checkpoint with its init and target."""
 
-    words: RecipeWords = Field(default=(), description="A recipe or a draft folder, unless --checkpoint is given.")
+    words: RecipeWords = Field(default=(), description="A recipe or a draft directory, unless --checkpoint is given.")
     checkpoint: Annotated[Path | None, Flag(metavar="PATH")] = Field(
-        default=None, description="A .pt file, or a folder, of <run>/checkpoints."
+        default=None, description="A .pt file or directory in <run>/checkpoints."
     )
     init: Annotated[Path | None, Flag(metavar="DIR")] = Field(
-        default=None, description="The folder its training started from: <run>/init."
+        default=None, description="The initial draft of its training run: <run>/init."
     )
     target: Annotated[str | None, Flag(metavar="T")] = Field(
-        default=None, description="Folder or hub id of the model it drafts for."
+        default=None, description="Directory or hub id of its target."
     )
     revision: Revision = "main"
-    to: Annotated[Path | None, Flag(metavar="DIR")] = Field(default=None, description="The folder to write.")
+    to: Annotated[Path | None, Flag(metavar="DIR")] = Field(default=None, description="Output directory.")
     form: Annotated[Form | None, Flag()] = Field(
         default=None,
-        description="Form of a draft of a reduced vocabulary. whole: a head of all ids, for any engine, no faster; "
+        description="Form of a draft with a reduced vocabulary. whole: a head of all ids, for any engine, no faster; "
         "own-tokenizer: for vLLM's use_heterogeneous_vocab.",
     )
     dtype: Annotated[Dtype | None, Flag(absent="bfloat16; a recipe has export.dtype")] = Field(
-        default=None, description="Number type of its weights."
+        default=None, description="Dtype of its weights."
     )
     gguf: Annotated[tuple[GgufKind, ...], Flag(is_repeated=True)] = Field(
         default=(), description="Also write DIR/<name>-KIND.gguf, for llama.cpp."
@@ -450,14 +450,14 @@ class ExportSettings(Section):
                 raise UserError("--checkpoint, --init, --target and --to go together, without a recipe or --form.")
             return self
         if not self.words:
-            raise UserError("Name a recipe, a draft folder, or --checkpoint, --init, --target and --to.")
+            raise UserError("Pass a recipe, a draft directory, or --checkpoint, --init, --target and --to.")
         if self.dtype is not None:
-            raise UserError("--dtype is of --checkpoint. Set export.dtype of the recipe.")
+            raise UserError("--dtype needs --checkpoint. Set export.dtype in the recipe.")
         if (self.form is None) != (self.to is None):
-            raise UserError("--form and --to go together: the form, and the folder to write it to.")
+            raise UserError("--form and --to need each other.")
         first, *others = self.words
         if self.is_folder and (others or self.debug or not (self.form or self.gguf)):
-            raise UserError(f"{first}: is a draft folder. Give --form with --to, or --gguf, and nothing else.")
+            raise UserError(f"{first}: is a draft directory. Pass only --form with --to, or --gguf.")
         return self
 
     @property
@@ -498,7 +498,7 @@ def write_form(draft: Path, settings: ExportSettings) -> None:
     from architectures.convert import convert_draft
 
     convert_draft(draft, settings.to, settings.form)
-    print(f"   {settings.to}: form {settings.form} of {draft}; its README.md says which engines load it")
+    print(f"   {settings.to}: form {settings.form} of {draft}; its README.md lists the engines that load it")
 
 
 def write_gguf_files(folder: Path, name: str, kinds: Sequence[GgufKind]) -> None:
@@ -513,7 +513,7 @@ def write_gguf_files(folder: Path, name: str, kinds: Sequence[GgufKind]) -> None
         if written.fallen_back:
             first, more = written.fallen_back[0], len(written.fallen_back) - 1
             also = f" and {more} more" if more else ""
-            print(f"   F16 in it, since their rows are no whole blocks of {kind}: {first}{also}")
+            print(f"   stored as F16, as their rows are not multiples of the {kind} block size: {first}{also}")
 
 
 class CheckSettings(Section):
@@ -521,22 +521,22 @@ class CheckSettings(Section):
 
     recipe: RecipeFile
     words: Annotated[tuple[str, ...], Flag(metavar="RECIPE | key=value", is_word=True)] = Field(
-        default=(), description="More recipes; and values that replace those of a dotted key in all of them."
+        default=(), description="More recipes, and overrides of dotted keys for all of them."
     )
     debug: Debug = False
-    device: Annotated[str | None, Flag(metavar="NAME", absent="this machine's GPU, else its processor")] = Field(
+    device: Annotated[str | None, Flag(metavar="NAME", absent="this machine's GPU, else its CPU")] = Field(
         default=None,
-        description="Compute hours and memory for this device, as nvidia-h100-80gb-hbm3.",
+        description="Estimate hours and memory for this device, such as nvidia-h100-80gb-hbm3.",
     )
 
     processes: Annotated[
         Annotated[int, Field(ge=1, le=MOST)] | None,
-        Flag(metavar="N", absent="1; what one of 8 cannot hold is refused"),
-    ] = Field(default=None, description="Compute the memory of one of N processes in every stage.")
+        Flag(metavar="N", absent="1; stages that do not fit on one of 8 are rejected"),
+    ] = Field(default=None, description="Estimate the memory of one of N processes in every stage.")
     device_gib: Annotated[
         Annotated[float, Field(gt=0)] | None,
-        Flag(metavar="GIB", absent="what the GPU has, if it is known"),
-    ] = Field(default=None, description="Memory of one device; a stage that needs more is refused.")
+        Flag(metavar="GIB", absent="the GPU's memory, if known"),
+    ] = Field(default=None, description="Memory of one device; stages that need more are rejected.")
 
     @property
     def is_for_one(self) -> bool:
@@ -573,6 +573,6 @@ def check(settings: CheckSettings) -> None:
             print(terminal(facts(rows)), flush=True)
     if wrong:
         raise UserError(
-            f"{len(wrong)} of {len(settings.recipes)} recipes are wrong: {', '.join(map(str, wrong))}. "
-            "Fix what is listed above."
+            f"{len(wrong)} of {len(settings.recipes)} recipes have errors: {', '.join(map(str, wrong))}. "
+            "Fix the errors listed above."
         )

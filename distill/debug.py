@@ -275,8 +275,8 @@ def begin_debug(recipe_path: Path, overrides: Sequence[str], *, weights: bool = 
     debug = Run.of(small)
     run = debug.folder
     print_once(
-        f"--debug: {recipe.run_name} as a run of minutes in {run}, of a tiny random target of its family. Nothing it "
-        f"makes is of use; {debug.recipe_file} has the small values."
+        f"--debug: {recipe.run_name} with a tiny random target of its family, in minutes, in {run}. Its results are "
+        f"meaningless; {debug.recipe_file} has the reduced values."
     )
     rows = [
         {"prompt": prompt, "answer": f"{prompt} Think of it.", **dict.fromkeys(text_fields(small), prompt)}
@@ -300,7 +300,7 @@ def config_for_debug(key: str, path: str, revision: str) -> Mapping[str, Any]:
         return config_at_hand(path, revision)[0]
     except UserError as error:
         raise UserError(
-            f"{key}: {error} A debug run needs a folder with its config.json, or a known hub id."
+            f"{key}: {error} A debug run needs a directory with its config.json, or a known hub id."
         ) from error
 
 

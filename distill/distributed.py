@@ -87,9 +87,9 @@ def reject_half_launched() -> None:
     unset = [name for name in numbers if not os.environ.get(name, "").isdecimal()]
     unset += [] if os.environ.get("MASTER_ADDR") else ["MASTER_ADDR"]
     if unset or int(os.environ["RANK"]) >= int(os.environ["WORLD_SIZE"]):
-        said = ", ".join(f"{name} is {os.environ.get(name) or 'not set'}" for name in (*numbers, "MASTER_ADDR"))
+        values = ", ".join(f"{name} is {os.environ.get(name) or 'not set'}" for name in (*numbers, "MASTER_ADDR"))
         raise UserError(
-            f"{said}: no launcher sets them so. Start several processes by `composer -n N -m widedraft ...` or "
+            f"{values}: these are inconsistent. Start several processes with `composer -n N -m widedraft ...` or "
             "--processes N; for one, unset WORLD_SIZE."
         )
 
@@ -110,12 +110,12 @@ def meeting_place(index: int, count: int) -> "Store":
         where, why = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}", str(error).splitlines()[0]
         if PORT_TAKEN in why:
             raise UserError(
-                f"{where}: the port is taken, perhaps by another run on this machine. Give all machines another "
-                "--master_port."
+                f"{where}: the port is in use, perhaps by another run on this machine. Set another --master_port "
+                "on all machines."
             ) from error
         raise LostProcessError(
-            f"process {index} of {count} did not meet the others at {where}: {why} All machines have to be given the "
-            "same --master_addr and --master_port, and to start within half an hour"
+            f"process {index} of {count} could not join the others at {where}: {why} All machines need the "
+            "same --master_addr and --master_port, and must start within half an hour"
         ) from error
     return store
 
@@ -132,7 +132,7 @@ def take_own_device() -> None:
     if torch.cuda.is_available():
         gpus = torch.cuda.device_count()
         if processes > gpus:
-            raise UserError(f"{processes} processes on this machine, which has {gpus} GPUs: start one for each GPU.")
+            raise UserError(f"{processes} processes on this machine, which has {gpus} GPUs: start one per GPU.")
         torch.cuda.set_device(local)
     elif "OMP_NUM_THREADS" not in os.environ:
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -154,8 +154,8 @@ FLAG = "--processes"
 
 Processes = Annotated[
     Annotated[int, Field(ge=1, le=1024)] | None,
-    Field(description="Processes on this machine that share the work, each with a GPU of its own where there are any"),
-    Flag(metavar="N", absent="one for each GPU, else one"),
+    Field(description="Number of processes on this machine, each with its own GPU if there are any"),
+    Flag(metavar="N", absent="one per GPU, else one"),
 ]
 
 
@@ -190,11 +190,10 @@ def launch_if_several(
 def reject_launched(words: Sequence[str], *, is_shared: bool, wanted: int | None) -> None:
     started = f"a launcher has started {os.environ['WORLD_SIZE']} processes"
     if wanted is not None:
-        raise UserError(f"{FLAG} must be left out where {started} already.")
+        raise UserError(f"{FLAG} must not be set: {started} already.")
     if not is_shared:
         raise UserError(
-            f"`{shlex.join(['widedraft', *words[:1]])}` as it was asked for is the work of one process, and {started}. "
-            "Start it by itself."
+            f"`{shlex.join(['widedraft', *words[:1]])}` runs in one process, but {started}. Start it directly."
         )
 
 
@@ -236,12 +235,12 @@ def reject_differing(what: str, given: Sequence[Mapping[str, str]]) -> None:
     for other, values in enumerate(given):
         names = [name for name in sorted({*given[0], *values}) if given[0].get(name) != values.get(name)]
         if names:
-            told = "; ".join(
+            differences = "; ".join(
                 f"{name} is {given[0].get(name, ABSENT)} and {values.get(name, ABSENT)}" for name in names[:MOST_NAMED]
             )
             raise UserError(
-                f"process 0 and process {other} of {len(given)} do not have the same {what}: {told}. "
-                "Give all of them one recipe, with the same values, and one version of everything."
+                f"process 0 and process {other} of {len(given)} differ in {what}: {differences}. "
+                "Start all with the same recipe, the same overrides and the same package versions."
             )
 
 
@@ -249,7 +248,7 @@ def reject_spread(share: Share, holding: Holding) -> None:
     """Raise UserError if several processes would each spread the target over all GPUs."""
     if share.count > 1 and holding.placement == "spread":
         raise UserError(
-            f"target.placement is spread, which takes all GPUs of a machine for one process, and there are "
+            f"target.placement is spread, which uses all GPUs of a machine in one process, but there are "
             f"{share.count}. Start one (--processes 1), or set it to whole or layers."
         )
 
@@ -277,9 +276,9 @@ def require_one_folder(share: Share, folder: Path) -> None:
     if blind:
         index, host = blind[0]
         raise UserError(
-            f"{folder}: what process 0 writes there, on {seen[0][1]}, process {index} of {share.count} does not see, "
-            f"on {host}. Put the run on a disk that all machines share, under the same name: run_dir, or the folder in "
-            "which the command is called."
+            f"{folder}: files written by process 0 on {seen[0][1]} are not visible to process {index} of {share.count} "
+            f"on {host}. Put run_dir, or the working directory, on a shared file system with the same path on all "
+            "machines."
         )
 
 

@@ -99,7 +99,7 @@ def with_output_ids(
     given = read_draft_vocabulary(weights).ids if small_source else plan.vocabulary
     named = weights if small_source else plan_file
     if given is not None and (mistake := broken_law(given, plan.draft.vocab)) is not None:
-        raise UserError(f"{named}: {mistake}, as the target has them. Name one that was made for this target.")
+        raise UserError(f"{named}: {mistake} of the target. Use a draft of this target.")
     if wanted is None:
         return plan, {} if plan.vocabulary is None else {"from": plan_file}
     if given is None:
@@ -114,8 +114,8 @@ def with_output_ids(
     if given != wanted.ids:
         others = len(set(wanted.ids) - set(given))
         raise UserError(
-            f"{named}: outputs {len(given)} ids, and {KEY} asks for {len(wanted.ids)}, of which it lacks {others}. "
-            f"Leave {KEY} out to keep these, or name a source or a plan that outputs every id."
+            f"{named}: outputs {len(given)} ids and lacks {others} of the {len(wanted.ids)} that {KEY} requests. "
+            f"Remove {KEY} to keep these, or use a source or a plan that outputs every id."
         )
     return plan, wanted.origin
 
@@ -140,8 +140,8 @@ def tokens_in(folder: Path, vocab_size: int) -> Tokens:
     backend = getattr(load_tokenizer(folder), "backend_tokenizer", None)
     if backend is None:
         raise UserError(
-            f"{folder}: its tokenizer is none that a {TOKENIZER} can hold, so that its special tokens and bytes are "
-            f"not known. Save it as {TOKENIZER}, or leave {KEY} out."
+            f"{folder}: its tokenizer cannot be converted to {TOKENIZER}, so its special tokens and bytes are "
+            f"unknown. Save it as {TOKENIZER}, or remove {KEY}."
         )
     return tokens_of(json.loads(backend.to_str()), folder, vocab_size)
 

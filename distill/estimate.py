@@ -121,7 +121,7 @@ def find_device(wanted: str | None) -> Device | None:
     found = next((device for device in DEVICES if slug_of(device.name) == slug_of(name)), None)
     if found is None and wanted is not None:
         raise UserError(
-            f"--device {wanted}: is not known. Choose one of {', '.join(slug_of(each.name) for each in DEVICES)}."
+            f"--device {wanted}: unknown device. Choose one of {', '.join(slug_of(each.name) for each in DEVICES)}."
         )
     return found
 

@@ -74,11 +74,9 @@ def export_draft(run: Run, checkpoint: Path, *, finished: bool) -> None:
 def export_any(checkpoint: Path, init: Path, out: Path, *, target: Path, dtype: str) -> None:
     """Write a draft directory from a checkpoint without a recipe; arguments and errors as for `export_checkpoint`."""
     if not checkpoint.is_file() and not is_checkpoint(checkpoint):
-        raise UserError(
-            f"{checkpoint}: no such file or folder of a training. Give a .pt file, or a folder, of a run's checkpoints."
-        )
+        raise UserError(f"{checkpoint}: no such checkpoint. Pass a .pt file or a directory in a run's checkpoints.")
     if (problem := damage(checkpoint)) is not None:
-        raise UserError(f"{checkpoint}: cut short or damaged ({problem}). Give another checkpoint of its training.")
+        raise UserError(f"{checkpoint}: truncated or damaged ({problem}). Use another checkpoint of the training run.")
     read_config(init)
     require_tokenizer(target)
     inputs = {
@@ -142,13 +140,15 @@ def export_checkpoint(
     for name in (*([family.weight("head")] if config.get("tie_word_embeddings") else []), *family.stored_copies):
         copy = student.pop(name, None)  # embedding under another name
         if copy is not None and not torch.equal(copy, student[family.weight("embedding")]):
-            raise UserError(f"{checkpoint}: {name} is no copy of the embedding, as in {init}. Give its own init.")
+            raise UserError(
+                f"{checkpoint}: {name} is not tied to the embedding as in {init}. Pass the init of its training run."
+            )
     sizes = {name: info.size for name, info in open_weights(init).info.items()}
     trained_sizes = {name: tuple(tensor.shape) for name, tensor in student.items()}
     if differing := sorted({name for name, _ in sizes.items() ^ trained_sizes.items()}):
         raise UserError(
-            f"{checkpoint}: differs from {init} in the sizes of {len(differing)} tensors, first {differing[0]}: "
-            f"{trained_sizes.get(differing[0])} and {sizes.get(differing[0])}. Give the init it was trained from."
+            f"{checkpoint}: differs from {init} in the shapes of {len(differing)} tensors, first {differing[0]}: "
+            f"{trained_sizes.get(differing[0])} and {sizes.get(differing[0])}. Pass the init of its training run."
         )
     require_replaceable(out, MANIFEST_NAME, reading=init, stage="export")
 
@@ -204,8 +204,8 @@ def require_ids_of(target: Path, vocab_size: int, vocabulary: DraftVocabulary, i
     last = max(vocabulary.ids[-1], vocabulary.unknown_id or 0)
     if last >= vocab_size:
         raise UserError(
-            f"{init / DRAFT_VOCABULARY_NAME}: says id {last}, and the target {target} has ids from 0 to "
-            f"{vocab_size - 1}. Name the target that this draft was made for."
+            f"{init / DRAFT_VOCABULARY_NAME}: contains id {last}, but the target {target} has ids from 0 to "
+            f"{vocab_size - 1}. Pass the target of this draft."
         )
 
 
@@ -217,9 +217,9 @@ def saved_models(run: Run) -> list[SavedModel]:
         if (problem := damage(path)) is None:
             paths.append(path)
         else:
-            print(f"{path}: cut short or damaged ({problem}); left out.", file=sys.stderr)
+            print(f"{path}: truncated or damaged ({problem}); skipped.", file=sys.stderr)
     if not paths:
-        raise UserError(f"{folder}: no checkpoint to score. Run {command_of('distill')} first.")
+        raise UserError(f"{folder}: contains no checkpoint to score. Run {command_of('distill')} first.")
     dtype, rounded = run.recipe.eval.dtype, run.recipe.export.dtype
     start = SavedModel(UNDISTILLED, 0, 0, partial(load_model, init, dtype=dtype))
     load = partial(load_checkpoint, init, dtype=dtype, rounded=rounded)
@@ -240,6 +240,6 @@ def load_checkpoint(init: Path, path: Path, *, dtype: str, rounded: str) -> PreT
         model.load_state_dict(weights)
     except RuntimeError as error:
         raise UserError(
-            f"{path}: was not trained from {init} ({str(error).splitlines()[0]}). Take it out of the folder."
+            f"{path}: was not trained from {init} ({str(error).splitlines()[0]}). Move it out of the directory."
         ) from error
     return model

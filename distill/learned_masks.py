@@ -384,7 +384,7 @@ def write_masks(run: Run, state: Mapping[str, Any], metrics: Mapping[str, float]
     for name in masks.axes:
         if (share := open_kept_fraction(masks, name)) < ENOUGH_OPEN:
             print(
-                f"{out}: only {share:.0%} of the {name} that are kept have open gates; the masks have not decided. "
+                f"{out}: only {share:.0%} of the selected {name} have open gates; the masks have not converged. "
                 "Raise architecture.masks.max_duration, or lower mask_lr.",
                 file=sys.stderr,
             )

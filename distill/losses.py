@@ -340,7 +340,7 @@ class LossTerm(Section):
     def _of_this_loss(cls, value: float | None, info: ValidationInfo) -> float | None:
         name = info.data.get("name")
         if value is not None and name is not None and info.field_name not in LOSSES[name].parameters:
-            raise ValueError(f"must be left out of {name}, got {value}: that loss has no {info.field_name}.")
+            raise ValueError(f"must not be set with {name}, got {value}: that loss has no {info.field_name}.")
         return value
 
     @property
@@ -381,8 +381,8 @@ class Objective:
     def of_term(self, term: LossTerm, student_CV: Tensor, teacher: TeacherOutput | None, token_ids_C: Tensor) -> Tensor:
         if term.loss.needs is Knowledge.TOKENS:
             return term.loss.formulas[Knowledge.TOKENS](student_CV, token_ids_C)
-        told = Knowledge.ENTRIES if isinstance(teacher, Mapping) else Knowledge.LOGITS
-        return term.loss.formulas[told](student_CV, teacher, temperature=self.temperature, **term.parameters)
+        knowledge = Knowledge.ENTRIES if isinstance(teacher, Mapping) else Knowledge.LOGITS
+        return term.loss.formulas[knowledge](student_CV, teacher, temperature=self.temperature, **term.parameters)
 
 
 def build_objective(loss: str | Sequence[LossTerm], *, temperature: float) -> Objective:

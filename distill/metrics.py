@@ -139,12 +139,12 @@ Terms = Callable[[Response], tuple[float, float]]  # numerator and denominator o
 
 
 def alpha_terms(response: Response) -> tuple[float, float]:
-    assert response.alpha is not None, "only where a teacher is asked"
+    assert response.alpha is not None, "only with a live teacher"
     return float(response.alpha.sum()), len(response.alpha)
 
 
 def match_terms(response: Response) -> tuple[float, float]:
-    assert response.match is not None, "only where a teacher is asked, or responses are greedy"
+    assert response.match is not None, "only with a live teacher or greedy responses"
     return float(response.match.sum()), len(response.match)
 
 

@@ -119,7 +119,7 @@ class DistillModel(ComposerModel):
 
     def eval_forward(self, batch: Batch, outputs: Tensor | None = None) -> list[Response]:  # noqa: ARG002
         if isinstance(self.teacher, AbsentTeacher):
-            return self.eval_alone(batch)
+            return self.eval_without_teacher(batch)
         teacher, token_ids_A = self.rows_of(self.teacher, batch), batch["next_ids"][batch["keep"]]
         assert isinstance(teacher, TeacherRows), "held-out responses are cached as hidden states"
         decoding = {"temperature": self.held_out.temperature, "top_p": self.held_out.top_p}
@@ -132,7 +132,7 @@ class DistillModel(ComposerModel):
 
         return responses_of(self.read(batch, measure), batch["keep"].sum(dim=1).tolist())
 
-    def eval_alone(self, batch: Batch) -> list[Response]:
+    def eval_without_teacher(self, batch: Batch) -> list[Response]:
         """Compute metrics without a teacher."""
         token_ids_A, temperature = batch["next_ids"][batch["keep"]], self.held_out.temperature
         decoding = {"temperature": temperature, "top_p": self.held_out.top_p}
@@ -173,7 +173,7 @@ class DistillModel(ComposerModel):
         self, teacher: Teacher | CachedTeacher | AbsentTeacher, batch: Batch, ids_K: Tensor | None = None
     ) -> TeacherRows | KeptEntries:
         """Return the teacher's outputs at the response positions, computed or cached, over some ids or all."""
-        assert not isinstance(teacher, AbsentTeacher), "recipes that ask a teacher have one"
+        assert not isinstance(teacher, AbsentTeacher), "recipes with a live teacher have one"
         with self.teacher_time():
             return teacher.rows(batch, vocab_size=self.vocab_size, ids_K=ids_K)
 

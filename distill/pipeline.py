@@ -111,7 +111,7 @@ def require_shared_tokens(target: Path, source: Path) -> None:
     from eval.models import require_same_vocabulary
 
     require_same_vocabulary(
-        target, source, remedy="The draft gets the target's: name a source that was made with it (architecture.source)."
+        target, source, hint="The draft uses the target's: use an architecture.source with the same tokenizer."
     )
 
 
@@ -296,7 +296,7 @@ def write_responses(run: Run, finish: Callable[..., None], *, part: ShardPart = 
     counts = make_responses(run, part)
     if counts is None:
         left = len(missing_shards(run.data.path, [name for name in NAMES if name in read_claims(run.data.path)]))
-        return f"part {part.number} of {part.of} is written, {left} files of others are not: the last job joins them"
+        return f"part {part.number} of {part.of} is complete, {left} files of others are not; the last job merges them"
     finish(responses=run.recipe.data.responses, counts=counts)
     return ", ".join(f"{key} {count:,}" for key, count in flat(counts).items() if count is not None)
 
@@ -349,7 +349,7 @@ def use_best_k(run: Run) -> None:
     """Write the best num_speculative_tokens of the scorecard into the draft's settings for transformers."""
     best = read_scorecard(run).main_forecast.best_k
     if write_assistant_settings(run.draft.path, num_speculative_tokens=best):
-        print(f"   {run.draft.path / SETTINGS_NAME}: num_assistant_tokens {best}, the best that was scored")
+        print(f"   {run.draft.path / SETTINGS_NAME}: num_assistant_tokens {best}, the best scored")
 
 
 def read_scorecard(run: Run) -> "Scorecard":
@@ -401,7 +401,7 @@ def write_cache(run: Run, finish: Callable[..., None]) -> str:
 
 def require_cached_teacher(teacher: TeacherConfig) -> TeacherConfig:
     if not teacher.is_cache:
-        raise UserError(f"distill.teacher.source is {teacher.source}: there is nothing to cache. Set it to cache.")
+        raise UserError(f"distill.teacher.source is {teacher.source}: nothing to cache. Set it to cache.")
     return teacher
 
 
@@ -422,7 +422,7 @@ def distill_stage(recipe_path: Path, overrides: Sequence[str], *options: str, sh
     """Train <run>/checkpoints and export <run>/draft; `options` are further options of distill.train."""
     run = Run.of(load_recipe(recipe_path, overrides), share)
     if share.lead(lambda: is_trained(run)):
-        print(f"   {run.draft.path}: up to date{', so there is no step to profile' if options else ''}")
+        print(f"   {run.draft.path}: up to date{'; no step to profile' if options else ''}")
         return
     run_training(recipe_path, [*overrides, *options], share)
 
@@ -532,7 +532,7 @@ def check_first(run: Run) -> None:
     """Run all checks of `widedraft check` before the first stage computes anything."""
     start_s = time.monotonic()
     check_recipe(run.recipe)
-    print(f"== check: nothing is wrong with the recipe ({time.monotonic() - start_s:.1f} s)", flush=True)
+    print(f"== check: the recipe is valid ({time.monotonic() - start_s:.1f} s)", flush=True)
 
 
 def run_earlier_stages(run: Run) -> None:
@@ -579,8 +579,7 @@ def generate_stage(run: Run, part: ShardPart = EVERY_FILE) -> None:
     """
     if part != EVERY_FILE and run.recipe.data.self_written_prompts:
         raise UserError(
-            "--shard: not beside data.self_written_prompts: which prompts there are is known once one job has written "
-            "them all. Leave --shard out."
+            "--shard: not supported with data.self_written_prompts, which one job must generate. Remove --shard."
         )
     carry_out(run, run.data, generate_inputs, partial(write_responses, part=part))
 
@@ -612,7 +611,7 @@ def verify_cache_stage(run: Run) -> None:
     """
     require_cached_teacher(run.recipe.distill.teacher)
     folder = run.teacher_cache.path
-    print(f"   {folder}: {verify_files(folder)} files are as they were written")
+    print(f"   {folder}: {verify_files(folder)} files match their checksums")
 
 
 def cache_if_configured(run: Run) -> None:

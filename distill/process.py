@@ -39,8 +39,8 @@ def reject_foreign_packages() -> None:
             if os.environ.get("LOCAL_RANK", "0") != "0":
                 time.sleep(WAIT_FOR_RANK_0_S)
             print(
-                f"{imported}: hides widedraft's own package {name!r} at {ours / name}. "
-                "Rename it, start from another folder, or set PYTHONSAFEPATH=1.",
+                f"{imported}: shadows widedraft's package {name!r} at {ours / name}. "
+                "Rename it, start from another directory, or set PYTHONSAFEPATH=1.",
                 file=sys.stderr,
                 flush=True,
             )
@@ -129,7 +129,7 @@ FULL_OR_FORBIDDEN = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errn
 UNUSABLE_PATH = (errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EISDIR)
 SHOWN_CHARACTERS = 200  # of a path
 PIPE_CLOSED = 128 + signal.SIGPIPE  # as shells report any program whose reader is gone
-AGAIN = "Run the same command again: it continues from what was finished, and from the newest checkpoint."
+AGAIN = "Run the same command again: it continues from completed stages and the newest checkpoint."
 
 
 class LostProcessError(RuntimeError):
@@ -151,7 +151,7 @@ def end_on_sigterm(number: int, frame: FrameType | None) -> None:  # noqa: ARG00
 
     Composer's launcher sends it to all processes of a machine when one is gone, and reports only that the rest ended.
     """
-    report_lost("Ended from outside (SIGTERM): another process of this command failed, or was killed.")
+    report_lost("Terminated (SIGTERM): another process of this command failed or was killed.")
     sys.exit(128 + signal.SIGTERM)
 
 
@@ -186,7 +186,7 @@ def report_user_errors(command: Callable[[], None]) -> int:
     except RuntimeError as error:
         if not isinstance(error, LostProcessError) and not LOST_PROCESS.search(str(error)):
             raise
-        report_lost(f"Another process of this command is gone ({str(error).splitlines()[0]}).")
+        report_lost(f"Another process of this command exited ({str(error).splitlines()[0]}).")
         return 1
     except KeyboardInterrupt:
         print_once(INTERRUPTED)
@@ -199,11 +199,9 @@ def path_problem(error: OSError) -> str | None:
     path = str(error.filename2 or error.filename or "")
     shown = path if len(path) <= SHOWN_CHARACTERS else f"{path[:SHOWN_CHARACTERS]}..."
     if error.errno in FULL_OR_FORBIDDEN:
-        return (
-            f"{shown or 'the run folder'}: {error.strerror}. Free or choose another place; the same command continues."
-        )
+        return f"{shown or 'the run directory'}: {error.strerror}. Fix this; the same command continues."
     if error.errno in UNUSABLE_PATH and path:
-        return f"{shown}: {error.strerror}. Name another file or folder."
+        return f"{shown}: {error.strerror}. Choose another file or directory."
     return None
 
 

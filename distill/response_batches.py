@@ -142,9 +142,9 @@ def made_ahead(batches: Iterator[Any]) -> Iterator[Any]:
     end = object()
     reader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="batches")
     try:
-        asked = deque(reader.submit(next, batches, end) for _ in range(BATCHES_AHEAD))
-        while (batch := asked.popleft().result()) is not end:
-            asked.append(reader.submit(next, batches, end))
+        pending = deque(reader.submit(next, batches, end) for _ in range(BATCHES_AHEAD))
+        while (batch := pending.popleft().result()) is not end:
+            pending.append(reader.submit(next, batches, end))
             yield batch
     finally:
         reader.shutdown(wait=True, cancel_futures=True)

@@ -20,7 +20,7 @@ from distill.callbacks import ROLLOUTS, PhaseClock
 from distill.data.batches import Example, collate
 from eval.decoding.kv_cache import takes_rows
 from eval.decoding.sampling import Limits, Sampling, Seeds, stream
-from eval.decoding.speculative import Batch, Streams, Wanted, collected, decode_steps
+from eval.decoding.speculative import Batch, DecodingRequest, Streams, collected, decode_steps
 
 
 @dataclass(frozen=True)
@@ -96,12 +96,12 @@ class Generation:
     stop_ids: frozenset[int]
     vocab_size: int
 
-    def wanted(self, prompts: Sequence[RolloutPrompt], max_new_tokens: int) -> tuple[Wanted, list[int]]:
+    def request(self, prompts: Sequence[RolloutPrompt], max_new_tokens: int) -> tuple[DecodingRequest, list[int]]:
         """Return prompts of equal maximum length as a decoder takes them, and their seeds."""
         limits = Limits(max_new_tokens, self.stop_ids)
         ids = [prompt.token_ids for prompt in prompts]
-        wanted = Wanted(ids, limits, self.sampling, target_vocab=self.vocab_size)
-        return wanted, [prompt.row_seed for prompt in prompts]
+        request = DecodingRequest(ids, limits, self.sampling, target_vocab=self.vocab_size)
+        return request, [prompt.row_seed for prompt in prompts]
 
 
 @dataclass(frozen=True)
@@ -131,8 +131,8 @@ def generate_rollouts(
         for rows in [indices] if together else [[index] for index in indices]:
             some = [prompts[row] for row in rows]
             if teacher is None:
-                wanted, seeds = generation.wanted(some, limit)
-                decoded = collected(decode_steps([student], wanted, seeds=STUDENT_DRAWS, row_seeds=seeds), len(rows))
+                request, seeds = generation.request(some, limit)
+                decoded = collected(decode_steps([student], request, seeds=STUDENT_DRAWS, row_seeds=seeds), len(rows))
                 made = [Rollout(each.token_ids, by_student=len(each.token_ids)) for each in decoded]
             else:
                 made = mix_tokens(student, teacher, some, generation, probability=probability)
@@ -152,8 +152,8 @@ def mix_tokens(
     """Decode prompts of equal maximum length together; a coin per token decides which model's token is used."""
     limit, batches = prompts[0].max_new_tokens, []
     for lm, draws in ((student, STUDENT_DRAWS), (teacher, TEACHER_DRAWS)):
-        wanted, row_seeds = generation.wanted(prompts, limit)
-        batches.append(Batch([lm], wanted, Streams.of(wanted, draws, row_seeds, lm.device), range(len(prompts))))
+        request, row_seeds = generation.request(prompts, limit)
+        batches.append(Batch([lm], request, Streams.of(request, draws, row_seeds, lm.device), range(len(prompts))))
     of_student, of_teacher = batches
     coins_BD = stream(COINS, [prompt.row_seed for prompt in prompts], limit, torch.device("cpu"))
     is_students_BD, rollouts = coins_BD < probability, {}

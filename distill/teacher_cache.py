@@ -61,9 +61,9 @@ from distill.cache_files import (
     FileRecord,
     begin_capture,
     end_capture,
+    hint,
     record_file,
     reject_ill_sized,
-    remedy,
     require_same_capture,
     shard_tokens,
 )
@@ -247,10 +247,10 @@ class TeacherCache:
 
     def __init__(self, folder: Path, name: str):
         reject_ill_sized(folder)
-        splits = checked(SPLITS, (read_manifest(folder) or {}).get("splits"), f"{folder}: splits", remedy())
+        splits = checked(SPLITS, (read_manifest(folder) or {}).get("splits"), f"{folder}: splits", hint())
         if name not in splits:
             raise UserError(
-                f"{folder}: holds no {name} responses, but {', '.join(splits)}. Delete it, and make it again."
+                f"{folder}: contains no {name} responses, only {', '.join(splits)}. Delete it, and create it again."
             )
         self.folder = folder
         self.name = name
@@ -281,14 +281,14 @@ class TeacherCache:
                 return widen({name: shard_file.get_slice(name)[rows] for name in shard_file.keys()})  # noqa: SIM118 - no dict
         except (SafetensorError, OSError) as error:
             raise UserError(
-                f"{path}: damaged ({error}). Delete it and run {command_of('cache')}: it is written again."
+                f"{path}: damaged ({error}). Delete it and run {command_of('cache')} to write it again."
             ) from error
 
     def require_examples(self, examples: Sequence[Example]) -> None:
         """Raise UserError if the cached rows belong to other tokens or response spans than these examples."""
         if fingerprint_examples(examples) != self.examples:
             raise UserError(
-                f"{self.folder}: its {self.name} rows belong to other responses than those in the data folder. "
+                f"{self.folder}: its {self.name} rows belong to other responses than those in the data directory. "
                 f"Delete {self.folder} and run {command_of('cache')}."
             )
 
@@ -458,7 +458,7 @@ def require_space(splits: Sequence[Split], present_bytes: int, out: Path) -> Non
     if missing_bytes > free:
         raise UserError(
             f"{out}: the teacher cache needs {size(missing_bytes).strip()}, the disk has {size(free).strip()} free. "
-            "Make room, set run_dir to another disk, or set distill.teacher.contents to top_k or samples."
+            "Free disk space, set run_dir to another disk, or set distill.teacher.contents to top_k or samples."
         )
 
 

@@ -136,8 +136,8 @@ class PackedText:
             text = row.get(self.domain.field)
             if not isinstance(text, str):
                 raise UserError(
-                    f"{text_source(self.domain)}: row {number} has no text in field {self.domain.field!r}, but the "
-                    f"fields {', '.join(row)}. Set field of text.domains {self.domain.name} to the one with the text."
+                    f"{text_source(self.domain)}: row {number} has no text in field {self.domain.field!r}, only "
+                    f"{', '.join(row)}. Set field of text.domains {self.domain.name} to the one with the text."
                 )
             texts.append(text)
         texts = [text for text in texts if text]
@@ -213,7 +213,7 @@ def open_rows(domain: TextDomain) -> "datasets.IterableDataset":
         if domain.path is None:
             rows = load_dataset(cast("str", domain.dataset), domain.config, split=domain.split, streaming=True)
         else:
-            require_regular(Path(domain.path), remedy=f"Mend or replace the path of text.domains {domain.name}.")
+            require_regular(Path(domain.path), hint=f"Fix or replace the path of text.domains {domain.name}.")
             Path(domain.path).open("rb").close()  # `datasets` does not report why a file cannot be read
             rows = load_dataset("text", data_files=domain.path, split="train", streaming=True)
     except read_errors() as error:
@@ -232,10 +232,10 @@ def read_errors() -> tuple[type[Exception], ...]:
 def unreadable(domain: TextDomain, error: Exception) -> UserError:
     if isinstance(error, UserError):
         return error
-    reason = getattr(error, "strerror", None) or " ".join(str(error).split()) or "it holds no rows"
+    reason = getattr(error, "strerror", None) or " ".join(str(error).split()) or "it has no rows"
     where = looked_for(Path(domain.path)) if domain.path and isinstance(error, FileNotFoundError) else ""
     return UserError(
-        f"{text_source(domain)}: text.domains {domain.name} cannot be read ({reason}).{where} Mend or replace it."
+        f"{text_source(domain)}: text.domains {domain.name} cannot be read ({reason}).{where} Fix or replace it."
     )
 
 
@@ -252,9 +252,9 @@ def held_out_sequences(text: PackedText, *, count: int) -> list[list[int]]:
     num_sequences = len(held_out) + len(text.take(1))
     if num_sequences <= count:
         raise UserError(
-            f"{text_source(text.domain)}: text.domains {text.domain.name} holds {num_sequences} sequences of "
-            f"{text.max_seq_len} tokens, and {count} held out and one to train on are needed. "
-            "Give more text, or lower text.num_eval_sequences or text.max_seq_len."
+            f"{text_source(text.domain)}: text.domains {text.domain.name} has {num_sequences} sequences of "
+            f"{text.max_seq_len} tokens, but {count} held out and one for training are needed. "
+            "Add text, or lower text.num_eval_sequences or text.max_seq_len."
         )
     text.go_to(start)
     return held_out
@@ -263,10 +263,7 @@ def held_out_sequences(text: PackedText, *, count: int) -> list[list[int]]:
 def open_texts(config: TextConfig, tokenizer: "PreTrainedTokenizerBase") -> dict[str, PackedText]:
     """Open the text of every domain, by name; raise UserError if the tokenizer has no end-of-sequence token."""
     if tokenizer.eos_token_id is None:
-        raise UserError(
-            f"{tokenizer.name_or_path}: the tokenizer has no end-of-sequence token, which ends every document. "
-            "Set its eos_token."
-        )
+        raise UserError(f"{tokenizer.name_or_path}: the tokenizer has no eos_token, which separates documents. Set it.")
     return {domain.name: PackedText(domain, tokenizer, max_seq_len=config.max_seq_len) for domain in config.domains}
 
 
@@ -353,7 +350,7 @@ class MixedDomains(IterableDataset[Sample]):
             ValueError: In a DataLoader worker process, which new weights would not reach.
         """
         if (worker := get_worker_info()) is not None:
-            raise ValueError(f"num_workers must be 0, got {worker.num_workers}: new weights do not reach workers.")
+            raise ValueError(f"num_workers must be 0, got {worker.num_workers}: workers do not receive new weights.")
         while True:
             yield [self._draw() for _ in range(self.size)][self.rank]
 
@@ -382,8 +379,8 @@ class MixedDomains(IterableDataset[Sample]):
         if different:
             key = different[0]
             raise UserError(
-                f"text.{key} was {theirs.get(key)} when the checkpoint was written, and is {ours[key]} now. "
-                "Change it back, or start a run with another run_name."
+                f"text.{key} was {theirs.get(key)} when the checkpoint was written, but is {ours[key]} now. "
+                "Change it back, or set another run_name."
             )
         self.weights = [state["weights"][name] for name in self.names]
         self.num_used = dict(state["num_used"])

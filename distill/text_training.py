@@ -264,8 +264,8 @@ def reject_unsaid(losses: Mapping[str, float]) -> None:
     unsaid = [name for name, loss in losses.items() if isinf(loss)]
     if unsaid:
         raise UserError(
-            f"text.domains: of the held-out tokens of {', '.join(unsaid)} the draft's head can say none, and their "
-            "losses are what the mixture follows. Leave them out, or count the ids of architecture.vocabulary in text."
+            f"text.domains: the draft's head outputs none of the held-out tokens of {', '.join(unsaid)}, whose losses "
+            "set the mixture. Remove them, or set architecture.vocabulary.from to text."
         )
 
 
@@ -300,7 +300,7 @@ def student_losses(model: DistillModel, batch: Batch) -> Sequence[Tensor]:
 
 def teacher_losses(model: DistillModel, batch: Batch) -> Sequence[Tensor]:
     """Return -log p per sequence of the same tokens under the teacher, conditioned on the student's ids, in nats."""
-    assert not isinstance(model.teacher, AbsentTeacher), "without a teacher the recipe gives every reference"
+    assert not isinstance(model.teacher, AbsentTeacher), "without a teacher the recipe has every reference loss"
     batch = learned(batch, model.ids_K)
     rows = model.teacher.rows(batch, vocab_size=model.vocab_size, ids_K=model.ids_K)
     assert isinstance(rows, TeacherRows), "text has a live teacher"

@@ -162,8 +162,8 @@ def average_gradients() -> None:
         return
     if TorchVersion(torch.__version__) >= FIRST_TO_DIVIDE:
         raise UserError(
-            f"distill.parallelism cannot be fsdp2 on processors with torch {torch.__version__}, whose gloo adds where "
-            "it is to average. Use ddp, GPUs, or torch 2.7 or 2.11."
+            f"distill.parallelism cannot be fsdp2 on CPUs with torch {torch.__version__}, whose gloo sums instead of "
+            "averaging. Use ddp, GPUs, or torch 2.7 or 2.11."
         )
     setattr(_fsdp_collectives, DIVISION, sum_and_divide)
     torch.cpu.Stream.record_event = lambda _: torch.cpu.Event()  # pyright: ignore[reportAttributeAccessIssue]
@@ -496,7 +496,7 @@ def response_training(
         return build(), []
     teacher = None
     if samples == "mix_token":
-        assert isinstance(model.teacher, Teacher), "recipes in which it generates have a live one"
+        assert isinstance(model.teacher, Teacher), "recipes whose teacher generates have a live one"
         teacher = model.teacher.model.lm
     rollouts = Rollouts(
         student,

@@ -87,7 +87,7 @@ def gsm8k_question(row: Any, where: str) -> Question:
     number = parse_number(last) if mark else None
     if number is None:
         raise UserError(
-            f"{where}: answer must end in a number behind {REFERENCE}, got {answer[-40:]!r}. Fix or delete this row."
+            f"{where}: answer must end with {REFERENCE} and a number, got {answer[-40:]!r}. Fix or delete this row."
         )
     return Question(prompt, number)
 

@@ -108,8 +108,8 @@ def methods(setup: Setup, ks: Sequence[int], *, assisted: bool = False) -> dict[
             if assisted:
                 if head_ids(draft) is not None:
                     raise UserError(
-                        f"--assisted: {draft.name_or_path} has a reduced vocabulary, and transformers takes column k "
-                        "of a draft's logits for token k. Leave out --assisted."
+                        f"--assisted: {draft.name_or_path} has a reduced vocabulary, but transformers reads column k "
+                        "of the draft's logits as token k. Remove --assisted."
                     )
                 found[Method(ASSISTED, k, name)] = partial(run_assisted, setup, draft, k)
         found[Method(LOOKUP, k)] = partial(run_drafted, setup, NgramLookup(), k)

@@ -170,7 +170,7 @@ def read_curves(path: Path) -> Curves:
 
 def curves_page(curves: Curves) -> TableSection:
     return TableSection(
-        "SavedModel checkpoints on the responses of this scorecard",
+        "Checkpoints on the responses of this scorecard",
         [
             TableSection(
                 f"Temperature {each.temperature:g}, k={each.num_speculative_tokens}", [Table(COLUMNS, point_rows(each))]

@@ -74,7 +74,7 @@ class DecodingFlags(Section):
     @model_validator(mode="after")
     def _one_way_of_each(self) -> "DecodingFlags":
         if self.target_bits is not None and self.how != "eager":
-            raise UserError("--target-bits: packed weights are not captured. Leave out --capture.")
+            raise UserError("--target-bits: packed weights do not support CUDA graphs. Remove --capture.")
         return self
 
     @property
@@ -117,13 +117,13 @@ NgramSizeN = Annotated[
         Field(
             ge=1,
             le=MOST,
-            description="Measure each draft behind prompt lookup too: the text proposes where its last N tokens "
-            "occurred before, the draft elsewhere (llama.cpp: --spec-type ngram-simple,draft-simple with "
+            description="Also measure each draft combined with prompt lookup: propose from the text if its last N "
+            "tokens occurred before, else from the draft (llama.cpp: --spec-type ngram-simple,draft-simple with "
             "--spec-ngram-simple-size-n).",
         ),
     ]
     | None,
-    Flag(absent="without lookup in front"),
+    Flag(absent="no prompt lookup"),
 ]
 
 
@@ -132,10 +132,10 @@ class BenchmarkSettings(DecodingFlags):
 
     draft: Drafts = ()
     grid: Annotated[
-        bool, Field(description="Time the steps of target and drafts on a grid of batches and contexts instead.")
+        bool, Field(description="Only time the steps of target and drafts on a grid of batch sizes and contexts.")
     ] = False
     num_prompts: Annotated[
-        NumPrompts | None, Flag(absent=f"{GROUPS} groups of --batch-size, and {MIN_PROMPTS} at least")
+        NumPrompts | None, Flag(absent=f"{GROUPS} groups of --batch-size, at least {MIN_PROMPTS}")
     ] = None
     max_new_tokens: MaxNewTokens = 128
     num_speculative_tokens: SpeculativeTokenCounts = (1, 2, 3, 4, 5, 6)
@@ -144,11 +144,11 @@ class BenchmarkSettings(DecodingFlags):
     contexts: Contexts = (128, 1024)
     ngram_size_n: NgramSizeN = None
     ngram_size_m: Annotated[
-        int, Field(ge=1, le=MOST, description="Tokens that lookup in front of a draft copies at most.")
+        int, Field(ge=1, le=MOST, description="Maximum number of tokens that prompt lookup copies.")
     ] = 48
     temperature: Temperature = 0.0
-    repeats: Annotated[Repeats | None, Flag(absent=f"1, of steps of --grid {GRID_REPEATS}")] = None
-    assisted: Annotated[bool, Field(description="Measure transformers' assisted generation too.")] = False
+    repeats: Annotated[Repeats | None, Flag(absent=f"1; with --grid {GRID_REPEATS}")] = None
+    assisted: Annotated[bool, Field(description="Also measure transformers' assisted generation.")] = False
     dtype: PairDtype = AUTO
     out: OutFile = None
 
@@ -159,14 +159,14 @@ class BenchmarkSettings(DecodingFlags):
         without = "--grid" if not self.grid else None
         for name in WALL_CLOCK_ONLY if self.grid else GRID_ONLY:
             if name in self.model_fields_set:
-                fix = f"Give {without} too, or leave it out." if without else "Leave it out, or --grid."
-                raise UserError(f"{flag_of(name)}: is {'of --grid only' if without else 'not of --grid'}. {fix}")
+                fix = f"Add {without}, or remove it." if without else "Remove one of the two."
+                raise UserError(f"{flag_of(name)}: {'needs --grid' if without else 'not supported with --grid'}. {fix}")
         if self.grid and self.num_repeats < (least := least_units(CONFIDENCE)):
             raise UserError(f"--repeats must be at least {least} for intervals, got {self.num_repeats}.")
         if self.grid:
             return self
         if not self.draft:
-            raise UserError("--draft: name at least one draft. --grid times a target without any.")
+            raise UserError("--draft: pass at least one draft; only --grid works without.")
         if self.assisted and self.batch_size > 1:
             raise UserError("--assisted: transformers decodes one prompt at a time. Use --batch-size 1.")
         return self
@@ -183,7 +183,7 @@ def benchmark(settings: BenchmarkSettings) -> None:
     print(terminal(*(grid_page(record) if isinstance(record, GridFile) else [benchmark_page(record)])))
     if settings.out is not None:
         write_record(record, settings.out)
-        print(f"\n{settings.out}: all numbers")
+        print(f"\n{settings.out}: all results")
 
 
 # Wall clock
@@ -209,7 +209,7 @@ def measured_runs(settings: BenchmarkSettings) -> "BenchmarkFile":
     if num_groups < least:
         print(
             f"No intervals: {len(prompts)} prompts at --batch-size {settings.batch_size} are {num_groups} group(s), "
-            f"and {least} are needed. Use at least {least * settings.batch_size} (--num-prompts, --prompts).",
+            f"but {least} are needed. Use at least {least * settings.batch_size} (--num-prompts, --prompts).",
             file=sys.stderr,
         )
 
@@ -238,7 +238,7 @@ def measured_runs(settings: BenchmarkSettings) -> "BenchmarkFile":
     with torch_threads(None):
         runs_of.warm_up(decoders, groups[:1] if settings.how == "eager" else groups)
         turns = list(product(range(settings.num_repeats), range(len(groups))))
-        ticks = track(turns, description="decoding by every method", total=len(turns))
+        ticks = track(turns, description="decoding with every method", total=len(turns))
         runs = runs_of.interleave(decoders, groups, ticks, np.random.default_rng(settings.seed))
         best = runs_of.best_of_each(runs, resampling)
         return runs_of.BenchmarkFile(
@@ -296,8 +296,8 @@ def benchmark_page(record: "BenchmarkFile") -> TableSection:
         for row in record.best
     ]
     blocks = [
-        Table(columns, rows, "Wall clock; step ms: draft + verify + rest"),
-        Table(best_columns, best, "Best of each, in the same runs"),
+        Table(columns, rows, "Wall clock; step ms: draft + verify + other"),
+        Table(best_columns, best, "Best of each method, interleaved runs"),
     ]
     return TableSection(title, blocks)
 
@@ -363,7 +363,7 @@ def target_and_drafts(settings: BenchmarkSettings) -> tuple[dict[str, "PreTraine
 
 
 def grid_page(record: "GridFile") -> list[Block]:
-    return [f"Taken on {record.where}.", *map(cell_section, record.cells)]
+    return [f"Measured on {record.where}.", *map(cell_section, record.cells)]
 
 
 def cell_section(cell: "GridCell") -> TableSection:
@@ -385,7 +385,7 @@ def cell_section(cell: "GridCell") -> TableSection:
         for name, step in steps
     ]
     costs = [f"Cost ratio of {draft.draft}: {draft.cost_ratio:.3f}." for draft in cell.drafts]
-    unsettled = [] if cell.settled else ["Times had not settled: the machine was doing other work."]
+    unsettled = [] if cell.settled else ["Step times were not stable: the machine was busy."]
     title = f"Batch {cell.batch}, {cell.context_tokens} tokens of context, {cell.how} steps"
     return TableSection(title, [Table(("step", "median ms", "p10", "p90", "p99"), rows), *costs, *unsettled])
 
@@ -395,7 +395,7 @@ PAGE_NAME = "report.html"
 
 def page_name(path: Path | None) -> Path | None:
     if path is not None and (path.suffix != ".html" or path.is_dir()):
-        raise ValueError(f"{path}: must name a file that ends in .html")
+        raise ValueError(f"{path}: must be a file name that ends in .html")
     return path
 
 
@@ -403,16 +403,16 @@ class ReportSettings(Section):
     """Flags of `widedraft report`."""
 
     runs: Annotated[tuple[Path, ...], Flag(metavar="RUN", is_word=True)] = Field(
-        description="Directory of a run or of a scorecard, or a scorecard.json; each is compared with the first."
+        description="Run directory, scorecard directory or scorecard.json; each is compared with the first."
     )
     latency: Annotated[Path | None, Flag(metavar="FILE")] = Field(
         default=None,
-        description="Step times of the same models at other batches, to predict speedups there.",
+        description="Step times of the same models at other batch sizes, to predict speedups.",
     )
     out: Annotated[
         Path | None,
         AfterValidator(page_name),
-        Flag(metavar="FILE", absent=f"{PAGE_NAME} next to the scorecard, of several in this directory"),
+        Flag(metavar="FILE", absent=f"{PAGE_NAME} next to the scorecard; of several, in this directory"),
     ] = Field(default=None, description="The page.")
 
 
@@ -442,7 +442,7 @@ class VerifySettings(DecodingFlags):
     accuracy: Accuracy = ()
     show: Annotated[
         bool,
-        Field(description="Decode prompts (typed ones without --prompts) side by side, coloured by writer, instead."),
+        Field(description="Instead decode prompts (typed without --prompts) side by side, coloured by model."),
     ] = False
     num_prompts: Annotated[NumPrompts | None, Flag(absent="8; 100 with --accuracy; all with --show")] = None
     max_new_tokens: Annotated[
@@ -451,7 +451,7 @@ class VerifySettings(DecodingFlags):
     num_speculative_tokens: NumSpeculativeTokens = 4
     temperature: Annotated[Temperature | None, Flag(absent="1; 0 with --show")] = None
     samples: Annotated[int, Field(ge=1, le=MOST, description="Texts sampled per prompt and acceptance method.")] = 4
-    batch_size: BatchSize = Field(default=16, description="Questions of --accuracy decoded together.")
+    batch_size: BatchSize = Field(default=16, description="Batch size of --accuracy.")
     target_placement: TargetPlacement = "whole"
     target_device_memory_gib: DeviceMemoryGib = None
     dtype: PairDtype = "float32"
@@ -465,9 +465,9 @@ class VerifySettings(DecodingFlags):
         if (mistake := self.holding.mistake) is not None:
             raise UserError(f"--target-placement: {mistake}")
         if self.target_placement != "whole" and self.how != "eager":
-            raise UserError("--capture needs weights that stay where they are. Leave it out, or --target-placement.")
+            raise UserError("--capture does not support --target-placement. Remove one of the two.")
         if self.accuracy and self.show:
-            raise UserError("--accuracy and --show exclude each other. Run the command once for each.")
+            raise UserError("--accuracy and --show are mutually exclusive. Run the command once for each.")
         unused = ["batch_size"]
         if self.accuracy:
             unused = ["prompts", "samples", *SAMPLING]
@@ -477,14 +477,14 @@ class VerifySettings(DecodingFlags):
         mode = "with --accuracy" if self.accuracy else "with --show" if self.show else "without --accuracy"
         for name in unused:
             if name in self.model_fields_set:
-                raise UserError(f"{flag_of(name)} has no effect {mode}. Leave it out.")
+                raise UserError(f"{flag_of(name)} has no effect {mode}. Remove it.")
         if self.temperature == 0 and not self.show:
             raise UserError(
-                "--temperature must be above 0, got 0: it is of the sampled texts; greedy ones are checked too."
+                "--temperature must be > 0, got 0: it applies to sampled texts; greedy texts are always checked."
             )
         kinds = [word.partition("=")[0] for word in self.accuracy]
         if len(set(kinds)) < len(kinds):
-            raise UserError(f"--accuracy must name each kind once, got {' '.join(self.accuracy)}.")
+            raise UserError(f"--accuracy must not repeat kinds, got {' '.join(self.accuracy)}.")
         return self
 
 

@@ -43,8 +43,8 @@ class SamplingConfig(Section):
 
     def words_at(self, temperature: float) -> str:
         """Format the temperature and the settings that count: "temperature 1, top-p 0.9"."""
-        told = (f"{name.replace('_', '-')} {value:g}" for name, value in self.that_count(temperature).items())
-        return ", ".join([f"temperature {temperature:g}", *told]).replace("repetition-", "repetition ")
+        given = (f"{name.replace('_', '-')} {value:g}" for name, value in self.that_count(temperature).items())
+        return ", ".join([f"temperature {temperature:g}", *given]).replace("repetition-", "repetition ")
 
 
 def requested_sampling(flags: object) -> SamplingConfig:
@@ -64,7 +64,7 @@ class EvalConfig(Section):
         default=1024, ge=1, description="Maximum tokens of a prompt; longer prompts are dropped."
     )
     num_speculative_tokens: SpeculativeTokenCounts = Field(
-        default=(1, 2, 3, 4, 5, 6, 7, 8), description="Numbers of draft tokens per verification step to report."
+        default=(1, 2, 3, 4, 5, 6, 7, 8), description="Values of num_speculative_tokens to report."
     )
     temperatures: Temperatures = Field(default=(0.0, 1.0), description="Sampling temperatures to report; 0 is greedy.")
     sampling: SamplingConfig = Field(
@@ -81,7 +81,7 @@ class EvalConfig(Section):
     latency_repeats: Repeats = Field(default=40, description="Timed repetitions of a step at batch size 1.")
     latency_batch_sizes: BatchSizes = Field(
         default=(1, 4, 16),
-        description="Further batch sizes to time, with a quarter of the repetitions.",
+        description="Additional batch sizes to time, with a quarter of the repetitions.",
     )
     wall_clock_prompts: int = Field(default=16, ge=1, description="Prompts of the wall-clock measurement.")
 
@@ -103,9 +103,7 @@ URL = re.compile(r"https?://[^/\s@?#]+(/[^\s@?#]*)?")
 def server_url(url: str) -> str:
     """Return a server's URL without a trailing slash or the /v1 of its OpenAI interface."""
     if not URL.fullmatch(url):
-        raise ValueError(
-            f"must be the address of a server, as http://host:8000, got {url}. A key goes into OPENAI_API_KEY."
-        )
+        raise ValueError(f"must be a server URL such as http://host:8000, got {url}. Set an API key as OPENAI_API_KEY.")
     return url.rstrip("/").removesuffix("/v1").rstrip("/")
 
 
@@ -120,14 +118,14 @@ class GenerateConfig(Section):
         default=(), strict=False, description="vLLM or SGLang servers (http://host:8000)."
     )
     model: str | None = Field(
-        default=None, min_length=1, description="Model name on the servers; null if they serve one model."
+        default=None, min_length=1, description="Model name on the servers; null if they serve only one."
     )
     python: str | None = Field(
         default=None, min_length=1, description="Python executable of the environment with vLLM."
     )
     tensor_parallel: TensorParallel = Field(default=1, description="Tensor parallel size of vLLM.")
     concurrency: int = Field(
-        default=64, ge=1, le=4096, description="Requests in flight, of all processes together with endpoint."
+        default=64, ge=1, le=4096, description="Concurrent requests; with endpoint, in total over all processes."
     )
 
     @field_validator(*READ_BY)
@@ -135,9 +133,11 @@ class GenerateConfig(Section):
     def _read_by_the_engine(cls, value: Any, info: ValidationInfo) -> Any:
         engine, name = info.data.get("engine"), str(info.field_name)
         if engine is not None and engine not in READ_BY[name] and value != cls.model_fields[name].default:
-            raise ValueError(f"must be left out when generate.engine is {engine}: only {READ_BY[name]} read it.")
+            raise ValueError(
+                f"must not be set when generate.engine is {engine}, only for {' or '.join(READ_BY[name])}."
+            )
         if engine in READ_BY[name] and name in ("urls", "python") and not value:
-            raise ValueError(f"must be given when generate.engine is {engine}.")
+            raise ValueError(f"must be set when generate.engine is {engine}.")
         return value
 
     @property

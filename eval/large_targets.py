@@ -58,10 +58,10 @@ SHARE_OF_FREE = 0.8  # the rest is for drafts, logits, and allocator overhead
 
 def cap_bytes(holding: Holding, device: torch.device) -> tuple[int, str]:
     """Return the memory that the target may take on a device, and where that number comes from."""
-    if (asked := requested_bytes(holding)) is not None:
-        return asked
+    if (requested := requested_bytes(holding)) is not None:
+        return requested
     free = free_bytes(device)
-    return int(SHARE_OF_FREE * free), f"{size(free).strip()} can be taken here, {SHARE_OF_FREE:.0%} of it by the target"
+    return int(SHARE_OF_FREE * free), f"{size(free).strip()} is available, {SHARE_OF_FREE:.0%} of it for the target"
 
 
 def free_bytes(device: torch.device) -> int:
@@ -228,9 +228,9 @@ def layers_of(model: PreTrainedModel) -> Layers | None:
 def held_otherwise(model: PreTrainedModel) -> str | None:
     """Describe a placement other than plain weights on one device; None otherwise."""
     if layers_of(model) is not None:
-        return "layers are read from the disk each time they run"
+        return "layers are read from disk each time they run"
     if len(set(getattr(model, "hf_device_map", {}).values())) > 1:
-        return "layers are brought from device to device by hooks"
+        return "hooks move layers between devices"
     return "weights are packed" if getattr(model, "is_quantized", False) else None
 
 
@@ -302,7 +302,7 @@ def run_block(layers: Layers, block: Sequence[Pass[Result]], *, words: str) -> I
         if time.monotonic() - reported_s >= LINE_INTERVAL_S:
             reported_s = time.monotonic()
             done, read = f"layer {part.number + 1} of {len(layers.parts)}", size(layers.memory.weight_bytes).strip()
-            print(f"{words}: {done}, {read} of weights are read for it", file=sys.stderr, flush=True)
+            print(f"{words}: {done}, reading {read} of weights", file=sys.stderr, flush=True)
     with layers.head_stays():
         for each in block:
             with layers.interrupted(HEAD, kept.pop(0)):
@@ -383,8 +383,8 @@ def reject_mixed_types(folder: Path, model: PreTrainedModel, dtype: str) -> None
     kept = getattr(model, "_keep_in_fp32_modules", None)
     if kept and dtype == "float16":
         raise UserError(
-            f"{folder}: in float16 transformers keeps {', '.join(sorted(kept))} in float32, and layers that are read "
-            "from the disk have one number type. Set bfloat16 or float32."
+            f"{folder}: in float16 transformers keeps {', '.join(sorted(kept))} in float32, but layers read "
+            "from disk have one dtype. Set bfloat16 or float32."
         )
 
 
@@ -395,10 +395,10 @@ class EmptyWithoutStorage(TorchFunctionMode):
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        told = dict(kwargs or {})
+        options = dict(kwargs or {})
         if func is torch.empty:
-            told["device"] = "meta"
-        return func(*args, **told)
+            options["device"] = "meta"
+        return func(*args, **options)
 
 
 def without_weights(folder: Path, *, dtype: str) -> PreTrainedModel:
@@ -517,8 +517,8 @@ def load_spread(folder: Path, *, dtype: str, holding: Holding) -> PreTrainedMode
     processes = int(os.environ.get("WORLD_SIZE", "1"))
     if processes > 1:
         raise UserError(
-            f"target.placement is spread, and there are {processes} processes: each would take all of the machine's "
-            "devices. Start one process, or set target.placement to layers, of which each process has its own."
+            f"target.placement is spread with {processes} processes, each of which would use all devices "
+            "of the machine. Start one process, or set target.placement to layers."
         )
 
     # The computing device may take the recipe's limit, and must hold the largest layer whole.
@@ -531,8 +531,8 @@ def load_spread(folder: Path, *, dtype: str, holding: Holding) -> PreTrainedMode
     needed, allowed = layer_memory(shape, dtype), min(memory[name] for name in computing)
     if needed.largest_bytes > allowed:
         raise UserError(
-            f"{folder}: {needed.largest} has {size(needed.largest_bytes).strip()} in {dtype}, and must lie whole where "
-            f"it is computed, which may take {size(allowed).strip()}. Raise {KEY}, or take a machine with more memory."
+            f"{folder}: {needed.largest} has {size(needed.largest_bytes).strip()} in {dtype} and must fit on one "
+            f"device, which has {size(allowed).strip()}. Raise {KEY}, or use a machine with more memory."
         )
 
     # Check every tensor once: those on disk are not checked when the model is loaded.
@@ -547,7 +547,7 @@ def load_spread(folder: Path, *, dtype: str, holding: Holding) -> PreTrainedMode
     finalize(model, offload.cleanup)
     if model.device.type == "meta":
         raise UserError(
-            f"{folder}: its embedding would be on the disk, as a device may take {size(allowed).strip()}. Raise {KEY}, "
+            f"{folder}: its embedding does not fit on a device, which has {size(allowed).strip()}. Raise {KEY}, "
             "or set target.placement to layers."
         )
     return model

@@ -354,8 +354,8 @@ def require_rows(models: Mapping[str, PreTrainedModel], batches: Iterable[int]) 
     for model in models.values():
         if largest > 1 and not takes_rows(model):
             raise UserError(
-                f"--batch-sizes {largest}: models of type {model.config.model_type} ({model.name_or_path}) are decoded "
-                "one sequence at a time here. Use --batch-sizes 1."
+                f"--batch-sizes {largest}: model type {model.config.model_type} ({model.name_or_path}) decodes only "
+                "one sequence at a time. Use --batch-sizes 1."
             )
 
 
@@ -376,8 +376,8 @@ def lack_of_memory(models: Mapping[str, PreTrainedModel], *, batch: int, context
         limit = context_length(config, where=str(model.name_or_path))
         if limit is not None and context + CHAIN_LENGTH > limit.tokens:
             return (
-                f"the {name} ({model.name_or_path}) was made for {limit.tokens} tokens ({limit.origin}), and steps go "
-                f"{CHAIN_LENGTH} tokens further. Use a shorter context."
+                f"the {name} ({model.name_or_path}) has a context of {limit.tokens} tokens ({limit.origin}), but steps "
+                f"add {CHAIN_LENGTH} tokens. Use a shorter context."
             )
     [device] = {model.device for model in models.values()}
     caches = sum(cache_bytes(model, batch=batch, context=context + CHAIN_LENGTH) for model in models.values())
@@ -385,7 +385,7 @@ def lack_of_memory(models: Mapping[str, PreTrainedModel], *, batch: int, context
     if caches + packed > free:
         copies = f"packed copies of weights {packed / 2**30:.1f} GiB, " if packed else ""
         return (
-            f"the caches take {caches / 2**30:.1f} GiB, {copies}and {device} has {free / 2**30:.1f} GiB free. Use a "
+            f"the KV caches need {caches / 2**30:.1f} GiB, {copies}but {device} has {free / 2**30:.1f} GiB free. Use a "
             "smaller batch or a shorter context."
         )
     return None
@@ -421,8 +421,8 @@ def untrained_models(target: PreTrainedModel, shapes: Sequence[Shape]) -> list[P
     free = free_bytes(target.device)
     if needed > free:
         raise UserError(
-            f"the untrained drafts take {needed / 2**30:.1f} GiB together, and {target.device} has "
-            f"{free / 2**30:.1f} GiB free. Ask for fewer shapes, or for smaller ones."
+            f"the untrained drafts need {needed / 2**30:.1f} GiB, but {target.device} has "
+            f"{free / 2**30:.1f} GiB free. Use fewer or smaller shapes."
         )
     return [untrained_model(target, shape) for shape in shapes]
 
@@ -445,5 +445,5 @@ def source_shape(target: PreTrainedModel) -> Shape:
     """Return the target's shape; UserError if drafts of its family are not supported."""
     shape = shape_of(target)
     if shape is None:
-        raise UserError(f"{target.name_or_path}: drafts cannot be cut from models of type {target.config.model_type}.")
+        raise UserError(f"{target.name_or_path}: drafts cannot be pruned from model type {target.config.model_type}.")
     return shape

@@ -91,9 +91,9 @@ def requested_bytes(holding: Holding) -> tuple[int, str] | None:
 
 def reject_asked_cap(target: Path | str, shape: Shape, dtype: str, holding: Holding) -> None:
     """Raise UserError if the configured memory does not fit the largest part of a target."""
-    asked = requested_bytes(holding)
-    if holding.placement != "whole" and asked is not None:
-        reject_small_cap(target, layer_memory(shape, dtype), asked)
+    requested = requested_bytes(holding)
+    if holding.placement != "whole" and requested is not None:
+        reject_small_cap(target, layer_memory(shape, dtype), requested)
 
 
 def reject_small_cap(
@@ -118,7 +118,7 @@ def reject_small_cap(
         return
     fewer = " or lower data.batch_size" if rows > 1 else ""
     raise UserError(
-        f"{folder}: one layer at a time it takes at least {size(needed).strip()}, of which {memory.largest} has "
+        f"{folder}: layer by layer it needs at least {size(needed).strip()}, of which {memory.largest} "
         f"{size(memory.largest_bytes).strip()}; but {origin}, {size(allowed).strip()}. "
-        f"Raise {KEY}{fewer}, or take a machine with more memory."
+        f"Raise {KEY}{fewer}, or use a machine with more memory."
     )

@@ -197,8 +197,8 @@ class Judgement:
     def summary(self) -> str:
         return (
             f"tokens {self.tokens}, near ties {self.ties} ({self.ties / self.tokens:.2%}), beyond a near tie "
-            f"{self.too_far}; largest {self.largest:.2g} logits of {self.allowed:.2g} allowed; choices only of the "
-            f"text {self.own}, only of an honest reading {self.other}, p = {self.p_value:.3g}, required: {MIN_P:g}"
+            f"{self.too_far}; largest {self.largest:.2g} logits of {self.allowed:.2g} allowed; argmax only in the "
+            f"text {self.own}, only in the reference {self.other}, p = {self.p_value:.3g}, required: {MIN_P:g}"
         )
 
 

@@ -141,7 +141,7 @@ def onednn_product(inputs: Tensor, weight: Tensor, bias_O: Tensor | None) -> Ten
 MAX_NAMES_SHOWN = 5
 MAX_CHARS_SHOWN = 300
 BOUNDARY_IDS = ("bos_token_id", "eos_token_id")
-COPY_TOKENIZER = "Copy tokenizer.json and tokenizer_config.json of the target there, or make the folder again."
+COPY_TOKENIZER = "Copy tokenizer.json and tokenizer_config.json of the target there, or create the directory again."
 PROBE = "The quick brown fox: 12 + 30 = 42."
 DAMAGED = (  # raised by transformers for files with entries of the wrong type
     OSError,
@@ -175,7 +175,7 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
         for name in ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"):
             read_json_file(folder / name)
         if (folder / "tokenizer.json").exists():
-            require_regular(folder / "tokenizer.json", remedy=COPY_TOKENIZER, most_mib=MAX_TOKENIZER_MIB)
+            require_regular(folder / "tokenizer.json", hint=COPY_TOKENIZER, most_mib=MAX_TOKENIZER_MIB)
         tokenizer = AutoTokenizer.from_pretrained(folder, **FROM_THE_FOLDER_ALONE)
     except Exception as error:  # the library raises a plain Exception for a damaged tokenizer.json
         if isinstance(error, UserError) or not (isinstance(error, DAMAGED) or type(error) is Exception):
@@ -191,8 +191,8 @@ def require_words(folder: Path, tokenizer: PreTrainedTokenizerBase) -> None:
     special = set(tokenizer.all_special_ids)
     if set(tokenizer(PROBE, add_special_tokens=False)["input_ids"]) <= special:
         raise UserError(
-            f"{folder}: its tokenizer has {len(tokenizer)} tokens, {len(special)} of them special, and makes no other "
-            f"of {PROBE!r}. {COPY_TOKENIZER}"
+            f"{folder}: its tokenizer has {len(tokenizer)} tokens, {len(special)} of them special, and encodes "
+            f"{PROBE!r} only to special tokens. {COPY_TOKENIZER}"
         )
 
 
@@ -248,7 +248,7 @@ def load_model(
         reject_own_code(folder, error)
         raise UserError(
             f"{folder}: its weights could not be read ({one_line(error)}). "
-            "A file is missing or cut short: copy or download the folder again, or run the stage that wrote it again."
+            "A file is missing or truncated: copy or download it again, or rerun the stage that wrote it."
         ) from error
     model, report = loaded
     reject_incomplete(folder, report)
@@ -272,13 +272,13 @@ def model_class(folder: Path, *, encoder_decoder: bool) -> Any:
     if not encoder_decoder and config.model_type not in FAMILIES:
         known = ", ".join(name for name, family in FAMILIES.items() if family.encoder is not None)
         raise UserError(
-            f"{folder}: an encoder-decoder model of model_type {config.model_type!r}. `widedraft verify` "
-            f"decodes with it; cut, distilled and scored are those of model_type {known} alone."
+            f"{folder}: encoder-decoder model_type {config.model_type!r} is supported only by `widedraft verify`. "
+            f"Pruning, distillation and evaluation support model_type {known}."
         )
     if config.decoder_start_token_id is None:
         raise UserError(
-            f"{folder / 'config.json'}: decoder_start_token_id is missing: nobody knows what the decoder reads first. "
-            "Take the config.json the checkpoint came with."
+            f"{folder / 'config.json'}: decoder_start_token_id is missing. "
+            "Use the config.json that came with the checkpoint."
         )
     return AutoModelForSeq2SeqLM
 
@@ -293,19 +293,19 @@ def require_same_tokenizer(target: Path, draft: Path) -> None:
     require_checkpoint(target)
     require_whole_head(target)
     target_tokenizer, draft_tokenizer = require_same_vocabulary(
-        target, draft, remedy="Speculative decoding compares token ids: use a draft made from this target."
+        target, draft, hint="Speculative decoding compares token ids: use a draft of this target."
     )
     for name in BOUNDARY_IDS:
         ours, theirs = getattr(draft_tokenizer, name), getattr(target_tokenizer, name)
         if ours != theirs:
             raise UserError(
                 f"{draft}: {name} is {ours} but the target {target} has {theirs}. "
-                "Copy the target's tokenizer files into the draft's folder."
+                "Copy the target's tokenizer files into the draft's directory."
             )
 
 
 def require_same_vocabulary(
-    target: Path, other: Path, *, remedy: str
+    target: Path, other: Path, *, hint: str
 ) -> tuple[PreTrainedTokenizerBase, PreTrainedTokenizerBase]:
     """Raise UserError unless two tokenizers map the same tokens to the same ids and both models have rows for them.
 
@@ -313,7 +313,7 @@ def require_same_vocabulary(
 
     Args:
         other: Another one; begins the message.
-        remedy: Last sentence of the message.
+        hint: Last sentence of the message.
 
     Returns:
         Both tokenizers.
@@ -322,7 +322,7 @@ def require_same_vocabulary(
     vocabulary, others = (tokenizer.get_vocab() for tokenizer in tokenizers)
     difference = vocabulary_difference(vocabulary, others)
     if difference:
-        raise UserError(f"{other}: its tokenizer is not that of the target {target}: {difference}. {remedy}")
+        raise UserError(f"{other}: its tokenizer differs from that of the target {target}: {difference}. {hint}")
     for folder in (target, other):
         require_rows(folder, last_id=max(vocabulary.values()))
     return tokenizers
@@ -362,8 +362,8 @@ def require_positions(folder: Path, num_tokens: int) -> None:
     limit = context_length_of(folder)
     if limit is not None and num_tokens > limit.tokens:
         raise UserError(
-            f"{folder}: {limit.origin}, but the longest text to score has {num_tokens} tokens. "
-            "Lower max_new_tokens, or leave out prompts that are so long (eval.max_prompt_len)."
+            f"{folder}: {limit.origin}, but the longest sequence to score has {num_tokens} tokens. "
+            "Lower max_new_tokens, or drop long prompts (eval.max_prompt_len)."
         )
 
 
@@ -386,7 +386,7 @@ def show_progress_only_in_a_terminal() -> None:
 def require_checkpoint(folder: Path) -> None:
     """Raise UserError unless the directory can be opened without network access."""
     if not (folder / "config.json").is_file():
-        raise UserError(f"{folder}: no config.json there. Give the folder of a Hugging Face checkpoint.")
+        raise UserError(f"{folder}: contains no config.json. Pass a Hugging Face checkpoint directory.")
     read_config(folder)
 
 
@@ -406,7 +406,7 @@ def load_config(folder: Path) -> PreTrainedConfig:
     except DAMAGED as error:
         reject_own_code(folder, error)
         raise UserError(
-            f"{folder / 'config.json'}: could not be read ({one_line(error)}). Make the folder again."
+            f"{folder / 'config.json'}: could not be read ({one_line(error)}). Create the directory again."
         ) from error
 
 
@@ -414,10 +414,10 @@ def reject_own_code(folder: Path, error: Exception) -> None:
     """Raise UserError if a checkpoint that failed to load requires remote code."""
     for name in ("config.json", "tokenizer_config.json"):
         path = folder / name
-        if path.is_file() and "auto_map" in read_json_object(path, "Fetch the checkpoint again."):
+        if path.is_file() and "auto_map" in read_json_object(path, "Download the checkpoint again."):
             raise UserError(
-                f"{path}: needs Python code of its own (auto_map), which widedraft never runs, and transformers "
-                f"{transformers_version} cannot open it without. Use a checkpoint of an architecture it knows."
+                f"{path}: needs remote code (auto_map), which widedraft never runs; transformers "
+                f"{transformers_version} does not implement it. Use a checkpoint of a supported architecture."
             ) from error
 
 
@@ -426,14 +426,14 @@ def reject_incomplete(folder: Path, report: dict[str, Any]) -> None:
     for kind, verb in (
         ("missing_keys", "are missing from its weights"),
         ("unexpected_keys", "are in its weights but not in the model"),
-        ("mismatched_keys", "have another shape than config.json says"),
+        ("mismatched_keys", "differ in shape from config.json"),
     ):
         names = sorted(key if isinstance(key, str) else key[0] for key in report[kind])
         if names:
             shown = ", ".join(names[:MAX_NAMES_SHOWN]) + (", ..." if len(names) > MAX_NAMES_SHOWN else "")
             raise UserError(
                 f"{folder}: {len(names)} tensors {verb}: {shown}. "
-                "config.json and the weights are not of one model: run the stage that wrote the folder again."
+                "config.json and the weights are from different models: rerun the stage that wrote the directory."
             )
 
 
@@ -441,8 +441,8 @@ def require_rows(folder: Path, *, last_id: int) -> None:
     vocab_size = text_config(folder).vocab_size
     if vocab_size <= last_id:
         raise UserError(
-            f"{folder}: vocab_size is {vocab_size} but its tokenizer has tokens up to id {last_id}: the model has no "
-            "row for them. Use the tokenizer the model was made with."
+            f"{folder}: vocab_size is {vocab_size}, but its tokenizer has ids up to {last_id}. "
+            "Use the tokenizer that came with the model."
         )
 
 
@@ -489,9 +489,7 @@ def model_facts(folder: Path, model: PreTrainedModel) -> dict[str, Any]:
 def loading_arguments(bits: int, *, dtype: str, device: str) -> dict[str, Any]:
     """Return arguments of from_pretrained for an 8-bit or 4-bit model; UserError if bitsandbytes is not installed."""
     if importlib.util.find_spec("bitsandbytes") is None:
-        raise UserError(
-            f"{bits} bits: bitsandbytes packs the weights and is not installed. Run: pip install 'widedraft[quantised]'"
-        )
+        raise UserError(f"{bits} bits: bitsandbytes is not installed. Run: pip install 'widedraft[quantised]'")
     # It warns of its casts at every step.
     logging.getLogger("bitsandbytes.autograd._functions").setLevel(logging.ERROR)
     config = (
@@ -535,8 +533,8 @@ def require_enough_bytes(folder: Path) -> None:
     num_bytes = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
     if num_bytes and promised * LEAST_BYTES > num_bytes:
         raise UserError(
-            f"{folder}: config.json promises at least {promised:,} parameters, but the weight files have {num_bytes:,} "
-            "bytes. Take config.json and weights from the same checkpoint."
+            f"{folder}: config.json implies at least {promised:,} parameters, but the weight files have {num_bytes:,} "
+            "bytes. Use config.json and weights from the same checkpoint."
         )
 
 
@@ -560,8 +558,8 @@ def reject_whole_numbers(folder: Path, model: PreTrainedModel) -> None:
         for name, code in stored.items():
             if code.startswith(WHOLE) and any(weight == name or weight.endswith(f".{name}") for weight in weights):
                 raise UserError(
-                    f"{file}: {name} has dtype {code}, which is no type of weights. A quantised checkpoint must be "
-                    "de-quantised first; else copy or download it again."
+                    f"{file}: {name} has dtype {code}, which is not supported. Dequantise quantised checkpoints "
+                    "first; else copy or download it again."
                 )
 
 
@@ -590,8 +588,8 @@ def reject_not_finite_tensor(where: str, name: str, tensor: Tensor) -> None:
     if not tensor.numel() or torch.stack(tensor.aminmax()).isfinite().all():
         return
     raise UserError(
-        f"{where}: {name} holds NaN or infinity in {str(tensor.dtype).removeprefix('torch.')}. The model "
-        "could not speak: copy or download it again, or load it in a number type that holds its weights."
+        f"{where}: {name} contains NaN or infinity in {str(tensor.dtype).removeprefix('torch.')}. "
+        "Copy or download it again, or load it in a dtype with a larger range."
     )
 
 

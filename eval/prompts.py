@@ -131,7 +131,7 @@ def load_rows(source: PromptSource, parse: Callable[[Any, str], Parsed | None]) 
     with closing(source_rows(source)) as rows:
         parsed = [each for where, row in rows if (each := parse(row, where)) is not None]
     if not parsed:
-        raise UserError(f"{source_name(source)}: no prompts in it. Give a source with at least one row.")
+        raise UserError(f"{source_name(source)}: contains no prompts. Use a source with at least one row.")
     return parsed
 
 
@@ -151,12 +151,12 @@ def file_rows(path: Path, task: str | None = None) -> Rows:
     Blank lines are skipped but counted.
     """
     try:
-        require_regular(path, remedy="Name a file of JSON lines.")
+        require_regular(path, hint="Pass a file of JSON lines.")
         if path.suffix == ".parquet":
             parquet = HubRows(name="parquet", data_files=str(path), split="train", streaming=True)
             yield from opened_rows(parquet, str(path))
         elif path.suffix == ".json" and begins_a_list(path):
-            for index, row in enumerate(read_json(path, "Write it again.", most_mib=LIST_MIB)):
+            for index, row in enumerate(read_json(path, "Write the file again.", most_mib=LIST_MIB)):
                 yield f"{path}[{index}]", row
         else:
             with path.open(encoding="utf-8-sig") as file:
@@ -170,7 +170,7 @@ def file_rows(path: Path, task: str | None = None) -> Rows:
         fix = "Check the path of this prompt file."
         if task is not None:
             hub = TASKS[task].hub
-            fix = f"Rows of task {task} are {hub.data_files or hub.name} on the hub; without path they are read there."
+            fix = f"Rows of task {task} are {hub.data_files or hub.name} on the hub; remove path to load them."
         raise UserError(unreadable(path, error, fix)) from error
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: is not UTF-8 text ({error}). Save it as UTF-8 JSON lines.") from error
@@ -191,7 +191,7 @@ def dataset_rows(source: PromptSource) -> Rows:
         own = TASKS[str(source.task)].hub
         hub = replace(own, config=source.config or own.config, split=source.split or own.split)
     if hub.streaming and source.num_prompts is None:
-        raise UserError(f"task {source.task}: its rows are streamed. Set num_prompts, or give a file of rows.")
+        raise UserError(f"task {source.task}: its rows are streamed. Set num_prompts, or pass a file of rows.")
     place = f"{source.name or source.task}" + (f"/{source.config}" if source.config else "")
     yield from opened_rows(hub, f"{place}[{hub.split}]")
 
@@ -205,10 +205,10 @@ def opened_rows(hub: HubRows, place: str) -> Rows:
         for number, row in enumerate(load_dataset(hub.name, hub.config, **settings), start=1):
             yield f"{place}:{number}", row
     except (DatasetsError, OSError, ValueError, RuntimeError) as error:
-        asked = ", ".join(f"{name} {value}" for name, value in asdict(hub).items() if value)
+        given = ", ".join(f"{name} {value}" for name, value in asdict(hub).items() if value)
         raise UserError(
-            f"{place}: `datasets` cannot load it ({asked}): {' '.join(str(error).split())}. Check its name, config and "
-            "split, the network and, of a gated one, your login; or name a file of its rows as path."
+            f"{place}: `datasets` cannot load it ({given}): {' '.join(str(error).split())}. Check its name, config and "
+            "split, the network and, if it is gated, your login; or set path to a file of its rows."
         ) from error
 
 
@@ -244,7 +244,7 @@ def checked_list(value: Any, name: str, where: str) -> list[Any]:
 def checked_text(value: Any, name: str, where: str) -> str:
     """Return the value if it is a non-blank string without lone surrogates."""
     if not isinstance(value, str) or not value.strip() or any("\ud800" <= char <= "\udfff" for char in value):
-        raise wrong(where, name, "a non-empty text of whole characters", value)
+        raise wrong(where, name, "a non-empty string of valid Unicode", value)
     return value
 
 
@@ -252,7 +252,7 @@ def wrong(where: str, name: str, expected: str, value: Any) -> UserError:
     try:
         shown = json.dumps(value, default=str)
     except RecursionError:  # json.dumps has less stack left than json.loads had
-        shown = "a value of many levels"
+        shown = "a deeply nested value"
     shown = shown if len(shown) <= 40 else f"{shown[:40]}…"
     return UserError(f"{where}: {name} must be {expected}, got {shown}. Fix or delete this row.")
 
@@ -298,8 +298,8 @@ def task_conversation(task: Task, row: Any, where: str) -> list[Message]:
         return parse_each_message(row[field], field, where)
     if task.form != "user" or not task.answer:
         raise UserError(
-            f"{where}: rows of task {task.name} have no response. Let the target generate them "
-            "(data.responses: written), or name another task."
+            f"{where}: rows of task {task.name} have no response. Let the target generate responses "
+            "(data.responses: written), or use another task."
         )
     return [*prompt.messages, {"role": "assistant", "content": task_answer(task, row, where)}]
 
@@ -388,8 +388,8 @@ def chat_text(tokenizer: "PreTrainedTokenizerBase", messages: Sequence[Message],
     except (TemplateError, *TEMPLATE_FAULTS) as error:
         roles = ", ".join(message["role"] for message in messages)
         raise UserError(
-            f"{tokenizer.name_or_path}: its chat template fails at a conversation of the roles {roles}: {error}. Give "
-            "it roles in an order that it accepts, or fix chat_template.jinja."
+            f"{tokenizer.name_or_path}: its chat template fails for the roles {roles}: {error}. Use an "
+            "order of roles that it accepts, or fix chat_template.jinja."
         ) from error
     return cast("str", text)
 
@@ -424,8 +424,8 @@ def drop_too_long(prompts: Sequence[Sourced], lengths: Sequence[int], max_prompt
         places = ", ".join(sources[:MAX_PLACES_SHOWN]) + (", ..." if len(sources) > MAX_PLACES_SHOWN else "")
         fact = f"{len(sources)} of {len(prompts)} prompts are longer than {max_prompt_len} tokens ({places})"
         if not fitting:
-            raise UserError(f"{fact}. Allow longer ones, or shorten them.")
-        print(f"{fact} and are left out", file=sys.stderr)
+            raise UserError(f"{fact}. Raise the limit, or shorten them.")
+        print(f"{fact} and are dropped", file=sys.stderr)
     return fitting
 
 

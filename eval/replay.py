@@ -122,8 +122,8 @@ def count_trace(rounds: Iterable[tuple[int, int]], *, num_tokens: int, num_specu
         rounds: Start and number of accepted tokens of each step.
         num_speculative_tokens: Tokens proposed per step, unless fewer are left.
     """
-    asked = ((start, num_speculative_tokens, accepted) for start, accepted in rounds)
-    return count_proposals(asked, num_tokens=num_tokens, most=num_speculative_tokens)
+    steps = ((start, num_speculative_tokens, accepted) for start, accepted in rounds)
+    return count_proposals(steps, num_tokens=num_tokens, most=num_speculative_tokens)
 
 
 def count_proposals(rounds: Iterable[tuple[int, int, int]], *, num_tokens: int, most: int) -> ReplayCounts:
@@ -272,7 +272,7 @@ def replay_response(
             f"and {tuple(draft_logits_TV.shape)}. Score drafts with the target's vocabulary."
         )
     if prompt_ids is None and sampling.repetition_penalty != 1:
-        raise ValueError("a repetition penalty asks which tokens stand in the prompt, got no prompt_ids.")
+        raise ValueError("a repetition penalty needs prompt_ids, got none.")
     seen_TV = seen_along(prompt_ids or (), response_ids, sampling, target_logits_TV)
     target_logp_TV = log_distribution(target_logits_TV, sampling, seen_TV)
     draft_logp_TV = log_distribution(draft_logits_TV, sampling, seen_TV)

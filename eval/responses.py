@@ -32,7 +32,7 @@ from architectures.settings import WHOLE, Holding
 from eval.prompts import Message, Prompt
 
 SETTINGS_NAME = "settings.json"
-REWRITTEN = "Delete this file and run its stage again: it is rewritten."
+REWRITTEN = "Delete this file and rerun its stage to write it again."
 MOST_SHARDS = 10**6
 LOCK_NAME = "settings.lock"
 Item = TypeVar("Item")
@@ -97,7 +97,7 @@ def shard_lines(folder: Path, name: str) -> Iterator[tuple[str, bytes]]:
     """
     claims = read_claims(folder)
     if name not in claims:
-        raise UserError(f"{folder}: holds no {name} responses. Run the stage that writes them.")
+        raise UserError(f"{folder}: contains no {name} responses. Run the stage that writes them.")
     paths = shard_paths(folder, name, claims[name]["num_shards"])
     missing = [path.name for path in paths if not path.exists()]
     if missing:
@@ -111,7 +111,7 @@ def shard_lines(folder: Path, name: str) -> Iterator[tuple[str, bytes]]:
 
 def lines_of(path: Path) -> Iterator[tuple[str, bytes]]:
     """Yield (file and line number, raw line) of one shard."""
-    require_regular(path, remedy=REWRITTEN)
+    require_regular(path, hint=REWRITTEN)
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
             yield f"{path}:{number}", line
@@ -125,7 +125,7 @@ def row_location(folder: Path, name: str, row: int) -> str:
         if row < num_rows:
             return f"{path}:{row + 1}"
         row -= num_rows
-    raise IndexError(f"{folder} holds fewer {name} rows.")
+    raise IndexError(f"{folder} has fewer {name} rows.")
 
 
 def shard_paths(folder: Path, name: str, num_shards: int) -> list[Path]:
@@ -138,8 +138,8 @@ def read_claims(folder: Path) -> dict[str, Claim]:
     Raises:
         UserError: If it is damaged.
     """
-    path, remedy = folder / SETTINGS_NAME, f"Delete {folder} and run its stage again."
-    return checked(CLAIMS, read_json_object(path, remedy), str(path), remedy) if path.exists() else {}
+    path, hint = folder / SETTINGS_NAME, f"Delete {folder} and rerun its stage."
+    return checked(CLAIMS, read_json_object(path, hint), str(path), hint) if path.exists() else {}
 
 
 def reject_changes(folder: Path, name: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
@@ -151,8 +151,8 @@ def reject_changes(folder: Path, name: str, old: Mapping[str, Any], new: Mapping
     ]
     if changes:
         raise UserError(
-            f"{folder}: its {name} responses were made with other settings: {'; '.join(changes)}. "
-            "Choose another run_name, or delete this folder to make them again."
+            f"{folder}: its {name} responses were generated with other settings: {'; '.join(changes)}. "
+            "Choose another run_name, or delete this directory to generate them again."
         )
 
 
@@ -211,8 +211,8 @@ def require_known_ids(texts: Iterable[Sequence[int]], folder: Path, name: str, v
         if unknown is not None:
             raise UserError(
                 f"{row_location(folder, name, row)}: token id {unknown} is beyond the vocabulary of {smallest}, which "
-                f"has vocab_size {vocab_sizes[smallest]}. Responses and models must share token ids: run the stage "
-                "that wrote this file again, or cut the draft out of its target again."
+                f"has vocab_size {vocab_sizes[smallest]}. Responses and models must share token ids: rerun the stage "
+                "that wrote this file, or prune the draft from its target again."
             )
 
 
@@ -225,8 +225,8 @@ def require_rows_for_row(ids: Sequence[int], model: Path, vocab_size: int, where
     unknown = unknown_id(ids, vocab_size)
     if unknown is not None:
         raise UserError(
-            f"{where}: holds token id {unknown}, which is beyond the vocabulary of {model}, vocab_size {vocab_size}. "
-            "Mend or delete this row, or use the tokenizer the model was made with."
+            f"{where}: contains token id {unknown}, but the vocab_size of {model} is {vocab_size}. "
+            "Fix or delete this row, or use the tokenizer that came with the model."
         )
 
 
@@ -310,13 +310,13 @@ class DecodingSettings:
 
         The placement of the weights is left out, like the device; their number of bits is not: it makes another model.
         """
-        unsaid = {field.name: field.default for field in fields(self)}  # MISSING if there is no default
+        defaults = {field.name: field.default for field in fields(self)}  # MISSING if there is no default
         values = {name: value for name, value in asdict(self).items() if name != "holding"}
-        said = {name: value for name, value in values.items() if value != unsaid[name]}
-        return said | self.holding.claimed
+        claimed = {name: value for name, value in values.items() if value != defaults[name]}
+        return claimed | self.holding.claimed
 
 
-def asked(prompt: Prompt) -> dict[str, Any]:
+def prompt_record(prompt: Prompt) -> dict[str, Any]:
     """Return the recorded form of a prompt; category and task only if set."""
     return {
         name: value for name, value in asdict(prompt).items() if name not in ("category", "task") or value is not None
@@ -375,7 +375,7 @@ def read_traces(out: Path, name: str) -> list[Trace]:
     for where, line in shard_lines(out, name):
         trace = parsed_trace(where, line)
         if traces and trace.id <= traces[-1].id:
-            raise UserError(f"{where}: id must be above the {traces[-1].id} before it, got {trace.id}. {REWRITTEN}")
+            raise UserError(f"{where}: id must be above the previous {traces[-1].id}, got {trace.id}. {REWRITTEN}")
         traces.append(trace)
     return traces
 

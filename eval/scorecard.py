@@ -138,7 +138,7 @@ def score_drafts(
     del target_model, models
 
     if share.count > 1:
-        print(f"   one of {share.count} processes measures step times and speedups, the others wait", flush=True)
+        print(f"   one of {share.count} processes measures step times and speedups; the others wait", flush=True)
 
     def measured() -> Scorecard:
         assert replayed is not None, "of the first process"
@@ -366,7 +366,7 @@ def measure_batches(
 def batch_problem(models: Mapping[str, PreTrainedModel], batch: int, context: int) -> str | None:
     """Return why a batch cannot be timed at this context; None if it can."""
     if batch > 1 and not all(takes_rows(model) for model in models.values()):
-        return "models of this type are decoded one text at a time here."
+        return "this model type decodes one sequence at a time."
     return lack_of_memory(models, batch=batch, context=context)
 
 

@@ -52,7 +52,7 @@ def only(rows: Sequence[Item], is_it: Callable[[Item], bool]) -> Item:
     """Return the only row that meets a condition; UserError if an edited file has none, or several."""
     found = list(filter(is_it, rows))
     if len(found) != 1:
-        raise UserError(f"The scorecard has {len(found)} rows where one belongs. Run `widedraft eval` again.")
+        raise UserError(f"The scorecard has {len(found)} rows instead of one. Run `widedraft eval` again.")
     return found[0]
 
 
@@ -665,7 +665,7 @@ def read_any_scorecard(path: Path) -> Scorecard | RecordedScorecard:
     Raises:
         UserError: If it is neither; names the file and the first invalid field.
     """
-    values = read_json(path, f"Name a {CARD_NAME} that `widedraft eval` wrote.")
+    values = read_json(path, f"Pass a {CARD_NAME} written by `widedraft eval`.")
     found = values.get("format") if isinstance(values, dict) else None
     types = {FORMAT: Scorecard, RECORDED_FORMAT: RecordedScorecard}
     fix = "Delete its directory and run `widedraft eval` again."
@@ -678,7 +678,7 @@ def read_scorecard(path: Path) -> Scorecard:
     """Read a scorecard with its target; errors as for read_any_scorecard."""
     card = read_any_scorecard(path)
     if isinstance(card, RecordedScorecard):
-        raise UserError(f"{path}: is of recorded responses, which have no target and no speed. Name another scorecard.")
+        raise UserError(f"{path}: scores recorded responses, without target or speed. Pass another scorecard.")
     return card
 
 
@@ -717,7 +717,7 @@ class GridFile(Record):
     def _every_draft_is_timed(self) -> "GridFile":
         for number, cell in enumerate(self.cells):
             if {steps.draft for steps in cell.drafts} != set(self.drafts):
-                raise ValueError(f"cells.{number} has other drafts than models")
+                raise ValueError(f"the drafts of cells.{number} differ from models")
         return self
 
     @property
@@ -739,4 +739,4 @@ class GridFile(Record):
 
 def read_grid_file(path: Path) -> GridFile:
     """Read a grid of step times; a UserError names the file and the field."""
-    return read_typed(path, TypeAdapter(GridFile), "Name a file that `widedraft benchmark --grid --out` wrote.")
+    return read_typed(path, TypeAdapter(GridFile), "Pass a file written by `widedraft benchmark --grid --out`.")

@@ -25,7 +25,7 @@ from transformers import PreTrainedTokenizerBase
 from architectures.files import read_typed
 from eval.decoding.kv_cache import open_sequencer
 from eval.decoding.sampling import Decoded, Seeds, row_seed
-from eval.decoding.speculative import Emitted, Wanted, decode_steps
+from eval.decoding.speculative import DecodingRequest, Emitted, decode_steps
 from eval.lossless import Verification
 from eval.pair import LoadedPair
 from eval.prompts import Prompt, user_turn
@@ -163,8 +163,8 @@ def make_steps(pair: LoadedPair, ids: Sequence[int], wanted: Verification, seed:
 
 def runners(pair: LoadedPair, ids: Sequence[int], wanted: Verification, seed: int) -> "tuple[Runner, Runner]":
     """Return plain and speculative decoding of one prompt, not started, with the same seeds."""
-    plain = Wanted([ids], wanted.limits, wanted.sampling)
-    drafted = Wanted([ids], wanted.limits, wanted.sampling, wanted.speculation)
+    plain = DecodingRequest([ids], wanted.limits, wanted.sampling)
+    drafted = DecodingRequest([ids], wanted.limits, wanted.sampling, wanted.speculation)
     how: dict[str, Any] = {"seeds": Seeds.of(wanted.seed), "row_seeds": [seed], "opener": wanted.opener}
     return (
         Runner(decode_steps([pair.target], plain, **how), drafts=False),

@@ -35,13 +35,13 @@ class StreamConfig(Section):
         description="in_order: one source after another; sharp: the same with equal counts; smooth: drawn with "
         "probabilities that change over the stream.",
     )
-    follow: bool = Field(default=False, description="Wait for lines that are appended to the file.")
+    follow: bool = Field(default=False, description="Wait for lines appended to the file.")
 
     @field_validator("mix")
     @classmethod
     def _of_several_sources(cls, mix: Mix, info: ValidationInfo) -> Mix:
         if mix != "in_order" and len(info.data.get("sources", "..")) < 2:
-            raise ValueError(f"must be in_order for one source, got {mix}. Name the sources to mix.")
+            raise ValueError(f"must be in_order for one source, got {mix}. Add sources to mix.")
         return mix
 
     @field_validator("follow")
@@ -94,21 +94,21 @@ def prompts_of(source: PromptSource, *, follow: bool, sleep: Callable[[float], N
                 is_empty = False
                 yield prompt, name
     if is_empty:
-        raise UserError(f"{source_name(source)}: no prompts in it. Give a source with at least one.")
+        raise UserError(f"{source_name(source)}: contains no prompts. Use a source with at least one row.")
 
 
 def followed_rows(source: PromptSource, sleep: Callable[[float], None]) -> Rows:
     """Yield each complete line of a file, including those appended later; blank lines are skipped but counted."""
     path = Path(str(source.path))
     try:
-        require_regular(path, remedy="Name a file of JSON lines.")
+        require_regular(path, hint="Pass a file of JSON lines.")
         with path.open("rb") as file:
             lines = enumerate(followed_lines(path, file, sleep), start=1)
             places = ((f"{path}:{number}", line) for number, line in lines if line.strip())
             for where, line in islice(places, source.num_prompts):
                 yield where, parse_json(line, where, ONE_OBJECT)
     except OSError as error:
-        raise UserError(unreadable(path, error, "Make the file before it is followed.")) from error
+        raise UserError(unreadable(path, error, "Create the file first.")) from error
 
 
 def followed_lines(path: Path, file: BinaryIO, sleep: Callable[[float], None]) -> Iterator[bytes]:
@@ -123,7 +123,7 @@ def followed_lines(path: Path, file: BinaryIO, sleep: Callable[[float], None]) -
             raise UserError(f"{path}: has a line of over {MOST_CHARACTERS:,} bytes. {ONE_OBJECT}")
         now, opened = path.stat(), os.fstat(file.fileno())
         if now.st_ino != opened.st_ino or now.st_size < file.tell():
-            raise UserError(f"{path}: was truncated or replaced while it was followed. Only append, and start again.")
+            raise UserError(f"{path}: was truncated or replaced while being followed. Only append, and start again.")
         sleep(POLL_S)
 
 

@@ -83,9 +83,9 @@ class PromptSource(Section):
         description="A file with a prompt per row: JSON lines, JSON list (.json) or parquet.",
     )
     name: str | None = Field(default=None, min_length=1, description="A hub id or directory for `datasets`.")
-    config: str | None = Field(default=None, min_length=1, description="Configuration of the data set.")
+    config: str | None = Field(default=None, min_length=1, description="Configuration of the dataset.")
     split: str | None = Field(
-        default=None, min_length=1, description="Split of the data set; null: the task's, else train."
+        default=None, min_length=1, description="Split of the dataset; null: the task's, else train."
     )
     num_prompts: int | None = Field(default=None, ge=1, description="Use only the first rows; null: all.")
 
@@ -94,17 +94,17 @@ class PromptSource(Section):
     def _one_of_path_and_name(cls, name: str | None, info: ValidationInfo) -> str | None:
         path = info.data.get("path")
         if name is not None and path is not None:
-            raise ValueError(f"must be left out beside path, got {name!r} and {path!r}. Keep one.")
+            raise ValueError(f"must not be set with path, got {name!r} and {path!r}. Keep one.")
         known = {"path", "task"} <= info.data.keys()  # an invalid one is reported already
         if name is None and path is None and known and info.data["task"] is None:
-            raise ValueError("must be given, or path, or task. Prompts come from a file, a data set or a named task.")
+            raise ValueError("must be set, or path or task: prompts come from a file, a dataset or a named task.")
         return name
 
     @field_validator("config", "split")
     @classmethod
     def _only_of_a_data_set(cls, value: str | None, info: ValidationInfo) -> str | None:
         if info.data.get("path") is not None and value not in (None, "train"):
-            raise ValueError(f"must be left out beside path, got {value!r}. A file has no configurations or splits.")
+            raise ValueError(f"must not be set with path, got {value!r}. A file has no configurations or splits.")
         return value
 
     @field_validator("split")
@@ -141,5 +141,5 @@ def prompt_source(word: str) -> PromptSource:
     if not word or (not Path(word).exists() and not Path(name).suffix and "/" not in name):
         near = get_close_matches(name, TASKS, n=1)
         hint = f"Did you mean {near[0]}?" if near else "`widedraft recipes --tasks` lists the tasks."
-        raise UserError(f"--prompts {word}: is no task, task=FILE, or file. {hint}")
+        raise UserError(f"--prompts {word}: is not a task, task=FILE or file. {hint}")
     return PromptSource(path=word)

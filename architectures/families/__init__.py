@@ -43,20 +43,20 @@ def family_of(config: Mapping[str, Any], *, where: str = "config.json") -> Famil
     model_type = config.get("model_type")
     if model_type not in FAMILIES:
         raise UserError(
-            f"{where}: model_type {model_type!r} is not a known family, and code that comes with a checkpoint "
-            f"(trust_remote_code) is never run. Use a target of one of: {', '.join(FAMILIES)}."
+            f"{where}: model_type {model_type!r} is not supported, and remote code (trust_remote_code) is never "
+            f"run. Use a target of one of: {', '.join(FAMILIES)}."
         )
     if config.get("quantization_config") is not None:
         method = config["quantization_config"].get("quant_method", "unnamed")
         raise UserError(
             f"{where}: the checkpoint is quantised (quant_method {method!r}). Use its unquantised original, "
-            "or a GGUF file, which `widedraft import` de-quantises."
+            "or a GGUF file, which `widedraft import` dequantises."
         )
     family = FAMILIES[model_type]
     for key, value in family.fixed_entries.items():
         if config.get(key, value) != value:
             raise UserError(
-                f"{where}: {key} is {config[key]!r}; of {model_type} checkpoints only those with {value!r} can be cut. "
+                f"{where}: {key} is {config[key]!r}; {model_type} checkpoints can be pruned only with {value!r}. "
                 "Use another target."
             )
     return family

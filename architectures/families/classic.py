@@ -22,7 +22,7 @@ from architectures.families.family import (
     rms_norm,
 )
 
-NO_WIDTH = "its norms take means over all channels, and its config.json has no entry for the width of a head"
+NO_WIDTH = "its norms average over all channels, and its config.json has no head_dim"
 
 OPT = Family(
     model_type="opt",
@@ -65,7 +65,7 @@ OPT = Family(
     },
     texts_apart="mask",  # position ids restart, but its mask ignores them
     engines=("vLLM", "SGLang"),
-    no_gguf="llama.cpp has no such architecture",
+    no_gguf="llama.cpp does not implement this architecture",
 )
 GPT_NEOX = Family(
     model_type="gpt_neox",
@@ -237,7 +237,7 @@ T5 = Family(
         "buckets": "relative_attention_num_buckets",
         "vocab": "vocab_size",
     },
-    no_width="the decoder reads what the encoder wrote, and nobody has looked into which heads and channels both need",
+    no_width="which heads and channels encoder and decoder both need has not been studied",
     tied=True,
     untied_entry=ConfigEntry("scale_decoder_outputs", default=True),  # records T5 1.1's untied head
     gated_entry=ConfigEntry("feed_forward_proj", default="relu"),
@@ -246,18 +246,18 @@ T5 = Family(
     copies=("encoder.embed_tokens", "decoder.embed_tokens"),
     context_key=None,
     engines=(),
-    no_gguf="no engine here drafts with an encoder-decoder model but transformers",
-    refused={
-        "merge": "the distances of all its blocks are kept by the first, which no merged block could hand on",
-        "learned_masks": "masks are over one stack of layers, and it has two",
-        "vocabulary": "a head of few ids is opened as a decoder-only model",
-        "stages": "one depth is cut stage by stage, and it has two",
-        "packing": "its encoder sees all of a row, and would read the texts of a row as one",
-        "text": "its decoder generates what the encoder's input requests, and plain text has no responses",
-        "self_written_prompts": "it only generates responses, and no prompts from nothing",
-        "generation engine": "vLLM has no such model, and prompts of token ids are continued by a decoder alone",
-        "sharded teacher": "what is sharded is opened as a decoder-only model",
-        "fsdp2": "embeddings that two stacks share have not been tried sharded",
-        "choose": "shapes are chosen by one depth, and it has two",
+    no_gguf="only transformers drafts with encoder-decoder models",
+    unsupported={
+        "merge": "its first block holds the relative positions of all blocks, which merging would change",
+        "learned_masks": "masks cover one stack of layers, and it has two",
+        "vocabulary": "a reduced head is loaded as a decoder-only model",
+        "stages": "stages prune one depth, and it has two",
+        "packing": "its encoder attends to the whole row, across packed sequences",
+        "text": "its decoder is trained on responses, which plain text does not have",
+        "self_written_prompts": "it cannot generate prompts without input",
+        "generation engine": "vLLM does not support it, and token id prompts need a decoder-only model",
+        "sharded teacher": "sharded models are loaded as decoder-only models",
+        "fsdp2": "sharding embeddings that two stacks share is not tested",
+        "choose": "shapes have one depth, and it has two",
     },
 )

@@ -156,16 +156,16 @@ def require_config(config: Mapping[str, Any], where: str) -> None:
         entries = config[part] if part else config
         mistake = mistake_in(entries) or contradiction(entries)
         if mistake is not None:
-            raise UserError(f"{where}: {part + '.' if part else ''}{mistake}. {remedy(where)}")
+            raise UserError(f"{where}: {part + '.' if part else ''}{mistake}. {hint(where)}")
 
 
 def require_generation_config(config: Mapping[str, Any], where: str) -> None:
     if (mistake := mistake_in(config, OF_GENERATION)) is not None:
-        raise UserError(f"{where}: {mistake}. {remedy(where)}")
+        raise UserError(f"{where}: {mistake}. {hint(where)}")
 
 
-def remedy(where: str) -> str:
-    return f"Take the {where.rpartition('/')[2]} the checkpoint came with."
+def hint(where: str) -> str:
+    return f"Use the {where.rpartition('/')[2]} that came with the checkpoint."
 
 
 def contradiction(config: Mapping[str, Any]) -> str | None:
@@ -175,7 +175,7 @@ def contradiction(config: Mapping[str, Any]) -> str | None:
         value = config.get(name)
         ids = value if isinstance(value, list) else [] if value is None else [value]
         if vocab_size is not None and any(token >= vocab_size for token in ids):
-            return f"{name} is {value}, but vocab_size is {vocab_size}: the model cannot output or read it"
+            return f"{name} is {value}, outside the vocabulary (vocab_size {vocab_size})"
     for name in ("layer_types", "no_rope_layers"):
         if config.get(name) is not None and layers is not None and len(config[name]) != layers:
             return f"{name} has {len(config[name])} entries for {layers} layers"
@@ -185,7 +185,7 @@ def contradiction(config: Mapping[str, Any]) -> str | None:
     switched_on = family is None or family.window_layers is None or config.get("use_sliding_window", False)
     is_windowed = by_pattern if layer_types is None else "sliding_attention" in layer_types
     if is_windowed and not (switched_on and config.get("sliding_window", 1) is not None):
-        return "layers have sliding_attention, but sliding_window or use_sliding_window switch it off"
+        return "layers have sliding_attention, but sliding_window or use_sliding_window disables it"
     mistakes = (rope_mistakes(name, config.get(name) or {}) for name in ("rope_parameters", "rope_scaling"))
     return next((mistake for each in mistakes for mistake in each), None)
 

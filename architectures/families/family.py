@@ -170,7 +170,7 @@ class Family:
         untied_entry: Entry that is false if the head is not the embedding, whatever tie_word_embeddings is.
         gated_entry: Entry that begins with "gated" if the feed-forward has a gate.
         copies: Other names of the embedding; a checkpoint may contain them, and drafts never do.
-        refused: Unsupported recipe features, with the reason.
+        unsupported: Unsupported recipe features, with the reason.
     """
 
     model_type: str
@@ -209,12 +209,12 @@ class Family:
     heads_share_hidden: tuple[ModelEngine, ...] = ()
     head_is_embedding: tuple[ModelEngine, ...] = ()
     gguf: Gguf | None = None
-    no_gguf: str = "it is not written"
+    no_gguf: str = "not supported"
     encoder: Encoder | None = None
     untied_entry: ConfigEntry | None = None
     gated_entry: ConfigEntry | None = None
     copies: tuple[str, ...] = ()
-    refused: Mapping[Feature, str] = field(default_factory=dict)
+    unsupported: Mapping[Feature, str] = field(default_factory=dict)
 
     @property
     def width(self) -> bool:
@@ -239,12 +239,12 @@ class Family:
     def stored_copies(self) -> tuple[str, ...]:
         return tuple(f"{module}.weight" for module in self.copies)
 
-    def refuse(self, feature: Feature, asked: str) -> None:
-        """Raise UserError if this family does not support a feature; `asked` is the recipe key or command."""
-        if feature in self.refused:
+    def reject(self, feature: Feature, key: str) -> None:
+        """Raise UserError if this family does not support a feature; `key` is the recipe key or command."""
+        if feature in self.unsupported:
             raise UserError(
-                f"{asked}: not for targets of model_type {self.model_type}: {self.refused[feature]}. "
-                "Leave it out, or take another target."
+                f"{key}: not supported for model_type {self.model_type}: {self.unsupported[feature]}. "
+                "Remove it, or use another target."
             )
 
     def is_tied(self, config: Mapping[str, Any]) -> bool:
@@ -389,7 +389,7 @@ GEMMA2 = Family(
     mask_per_kind=True,
     engines=("vLLM", "SGLang", "llama.cpp"),
     head_is_embedding=("vLLM", "SGLang", "llama.cpp"),
-    no_gguf="its word pieces have scores that only its tokenizer.model holds, which is not read",
+    no_gguf="the scores of its word pieces are only in tokenizer.model, which is not read",
 )
 GEMMA3 = replace(
     GEMMA2,

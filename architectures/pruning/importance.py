@@ -242,7 +242,7 @@ def activation_scores(
         with watch.hooks():
             readings = [Reading(ids_BT) for ids_BT in batches]
             read = map(watch.read, readings) if held.read_together is None else held.read_together(watch, readings)
-            for _ in track(read, description="Scores of the target's parts", total=len(readings)):
+            for _ in track(read, description="Importance scores", total=len(readings)):
                 pass
         sums = watch.sums
         influence_L = torch.stack([sums["influence", layer] for layer in range(shape.layers)])
@@ -258,8 +258,8 @@ def require_finite(name: str, values: Tensor, dtype: torch.dtype) -> NDArray[np.
     """Convert finite values to numpy."""
     if not values.isfinite().all():
         raise UserError(
-            f"{name}: not every score is finite, as activations or weights of the target overflow in {dtype}. "
-            "Set target.dtype to bfloat16 or float32, or fetch the checkpoint again."
+            f"{name}: some scores are not finite: activations or weights of the target overflow in {dtype}. "
+            "Set target.dtype to bfloat16 or float32, or download the checkpoint again."
         )
     return values.cpu().numpy()
 
@@ -331,7 +331,7 @@ def column_squares(weight: Tensor) -> Tensor:
     return torch.stack([rows.double().square().sum(dim=0) for rows in weight.split(ROWS_AT_ONCE)]).sum(dim=0)
 
 
-HINT = "Give a UTF-8 text file as architecture.calibration.text."
+HINT = "Set architecture.calibration.text to a UTF-8 text file."
 MAX_PARAGRAPH_CHARS = 100_000  # a file without blank lines is read in pieces of this size, never as a whole
 SEQUENCE_LEN = 256
 
@@ -359,9 +359,9 @@ def calibration_sequences(
         if len(ids) >= needed:
             return torch.tensor(ids[:needed]).view(-1, sequence_len)
     raise UserError(
-        f"The calibration text has {len(ids)} tokens, {needed} are needed ({needed // sequence_len} sequences of "
-        f"{sequence_len}). Lower architecture.calibration.tokens, or give a longer text as "
-        "architecture.calibration.text."
+        f"The calibration text has {len(ids)} tokens, but {needed} are needed ({needed // sequence_len} sequences of "
+        f"{sequence_len}). Lower architecture.calibration.tokens, or set architecture.calibration.text "
+        "to a longer text."
     )
 
 
@@ -373,7 +373,7 @@ def read_calibration_text(file: Path) -> Iterator[str]:
     """
     has_text = False
     try:
-        require_regular(file, remedy=HINT)
+        require_regular(file, hint=HINT)
         with file.open(encoding="utf-8") as stream:
             for paragraph in paragraphs(iter(partial(stream.readline, MAX_PARAGRAPH_CHARS), "")):
                 has_text = True
@@ -383,7 +383,7 @@ def read_calibration_text(file: Path) -> Iterator[str]:
     except UnicodeDecodeError as error:
         raise UserError(f"{file}: cannot be read as text ({error}). {HINT}") from error
     if not has_text:
-        raise UserError(f"{file}: holds no text. Give another file as architecture.calibration.text.")
+        raise UserError(f"{file}: contains no text. Set architecture.calibration.text to another file.")
 
 
 def paragraphs(lines: Iterable[str]) -> Iterator[str]:
@@ -561,7 +561,7 @@ class LayerSearch:
             own.append(float(distance(for_head(self.model, norm_1TH))))
             if not isfinite(own[-1]):
                 raise UserError(
-                    f"The target overflows in {self.model.dtype} on the calibration text when layers are taken out or "
+                    f"The target overflows in {self.model.dtype} on the calibration text when layers are removed or "
                     "merged. Set target.dtype to bfloat16 or float32, or choose another architecture.method."
                 )
             reached = candidate

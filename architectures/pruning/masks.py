@@ -125,7 +125,7 @@ class Masks(nn.Module):
         self.source, self.draft, self.seed = source, draft, seed
         self.axes = cut_axes(source, draft)
         if not self.axes:
-            raise ValueError(f"the draft has the target's shape, {draft}: there is nothing to mask.")
+            raise ValueError(f"the draft has the target's shape, {draft}: nothing to mask.")
         generator = torch.Generator().manual_seed(seed)
         self.log_alpha = nn.ParameterDict(
             {

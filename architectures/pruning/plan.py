@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 PLAN_NAME = "plan.json"
 PLAN_MIB = 256  # a plan that lists every neuron of 80 layers has about 10 MB
-HINT = "Name a plan.json as `widedraft prune` wrote it."
+HINT = "Pass a plan.json written by `widedraft prune`."
 Kept = tuple[int, ...]
 
 
@@ -91,7 +91,7 @@ class PruningPlan:
     @classmethod
     def from_json(cls, text: str, *, where: str = PLAN_NAME) -> "PruningPlan":
         """Parse the output of to_json; UserErrors begin with `where`."""
-        return parsed(TypeAdapter(cls), text, f"{where}: not a plan.json that widedraft wrote", HINT)
+        return parsed(TypeAdapter(cls), text, f"{where}: not a plan.json of widedraft", HINT)
 
 
 def listed(layers: Kept, num_source: int) -> str:
@@ -105,16 +105,16 @@ def load_plan(file: Path, source: Shape, *, target: Path | None) -> PruningPlan:
     Args:
         target: The target's directory, whose fingerprint is compared; None compares only shapes.
     """
-    plan = PruningPlan.from_json(read_text(file, remedy=HINT, most_mib=PLAN_MIB), where=str(file))
+    plan = PruningPlan.from_json(read_text(file, hint=HINT, most_mib=PLAN_MIB), where=str(file))
     fingerprint = plan.target if target is None else fingerprint_checkpoint(target)
     if plan.source != source or plan.target != fingerprint:
         made_for, this = (str(each)[:12] for each in (plan.target, fingerprint))
         raise UserError(
-            f"{file}: made for another target (fingerprint {made_for}, {plan.source.layers} layers) than this one "
-            f"({this}, {source.layers} layers). Make a plan for this target, or name the other one."
+            f"{file}: belongs to another target (fingerprint {made_for}, {plan.source.layers} layers) than this one "
+            f"({this}, {source.layers} layers). Create a plan for this target, or use the other target."
         )
     if (name := wrong_field(plan)) is not None:
-        raise UserError(f"{file}: {name} does not fit the sizes of source and draft. {HINT}")
+        raise UserError(f"{file}: {name} does not match the sizes of source and draft. {HINT}")
     return plan
 
 
@@ -169,7 +169,7 @@ class Scores:
     def need(self, name: str) -> "NDArray[np.float64]":
         """Return an array; ValueError if it is missing."""
         if name not in self.arrays:
-            raise ValueError(f"no {name} among the scores: {', '.join(self.arrays) or 'none'}.")
+            raise ValueError(f"no scores for {name}, only for: {', '.join(self.arrays) or 'none'}.")
         return self.arrays[name]
 
 

@@ -204,7 +204,7 @@ def prune_checkpoint(
     target, config = target or source, read_config(source)
     shape = Shape.from_config(config, where=str(source / "config.json"))
     if shape != plan.source:
-        raise ValueError(f"the plan was made for {plan.source}, {source} is {shape}.")
+        raise ValueError(f"the plan is for {plan.source}, but {source} is {shape}.")
     weights = open_weights(source, base_prefix=FAMILIES[shape.family].base_prefix)
     require_whole_source(weights, shape)
     require_tokenizer(target)
@@ -249,11 +249,11 @@ def require_whole_source(weights: Weights, source: Shape) -> None:
     require_tensors(weights, expected, ignored=family.ignored_suffixes)
     for name in stored:
         if not torch.equal(weights.read(name), weights.read(embedding)):
-            fix = "and both stacks of such a model read one embedding. Use another target."
+            fix = "but both stacks share one embedding. Use another target."
             if name == head:
                 fix = (
-                    "but config.json says tie_word_embeddings true. Set it to false if the head has weights of its "
-                    "own, else remove the head."
+                    "but config.json has tie_word_embeddings: true. Set it to false if the head has separate "
+                    "weights, else remove the head."
                 )
             raise UserError(f"{weights.files[name]}: {name} differs from {embedding}, {fix}")
 
@@ -270,10 +270,7 @@ def require_numbers(weights: Weights, name: str) -> Tensor:
     """Read a tensor of the source; UserError naming it if it contains NaN or infinity."""
     tensor = weights.read(name)
     if tensor.numel() and not torch.stack(tensor.aminmax()).isfinite().all():
-        raise UserError(
-            f"{weights.files[name]}: {name} holds NaN or infinity. A draft of it could not speak: "
-            "fetch the checkpoint again."
-        )
+        raise UserError(f"{weights.files[name]}: {name} contains NaN or infinity. Download the checkpoint again.")
     return tensor
 
 
@@ -312,7 +309,7 @@ def cut_layer_entries(config: Mapping[str, Any], plan: PruningPlan, family: Fami
             if len(config[key]) != plan.source.layers:
                 raise UserError(
                     f"config.json: {key} has {len(config[key])} entries for {plan.source.layers} layers. "
-                    "Take the config.json the checkpoint came with."
+                    "Use the config.json that came with the checkpoint."
                 )
             cut[key] = [config[key][layer] for layer in plan.source_layers]
     if family.window_pattern is not None and config.get("layer_types") is None:

@@ -60,11 +60,11 @@ def disk_error(error: BaseException | None) -> OSError | None:
 
 def explain_write_failure(cause: OSError, path: Path) -> str:
     usable = find_checkpoints(path.parent)
-    earlier = f"{usable[-1]} stays usable" if usable else "there is no earlier one"
+    earlier = f"{usable[-1]} is still usable" if usable else "there is no earlier one"
     free_gib = shutil.disk_usage(path.parent).free / 2**30
     return (
         f"{path}: writing this checkpoint failed ({cause.strerror}); its disk has {free_gib:.2f} GiB free, and "
-        f"{earlier}. Make room, then run the same command again to continue."
+        f"{earlier}. Free disk space, then run the same command again to continue."
     )
 
 
@@ -81,7 +81,7 @@ REJECT_CODE = "distill.checkpoints.saving.is_free_of_code"
 TRUST = "distill.checkpoints.saving.is_trusted"
 OPTION = "--trust-checkpoints"
 
-TrustCheckpoints = Annotated[bool, Field(description="Read checkpoints whatever is in them: code in them is run.")]
+TrustCheckpoints = Annotated[bool, Field(description="Load checkpoints without checking them; code in them is run.")]
 
 
 def zip_damage(file: IO[bytes], size: int) -> str | None:
@@ -116,6 +116,6 @@ def are_trusted() -> bool:
 
 def code_found(path: object, fact: str) -> UserError:
     return UserError(
-        f"{path}: {fact}, which no checkpoint of a training here does; reading it might run code. "
-        f"Delete it, or give {OPTION} if you know who made it."
+        f"{path}: {fact}, unlike any checkpoint of widedraft; loading it might run code. "
+        f"Delete it, or pass {OPTION} if you trust its source."
     )

@@ -79,7 +79,7 @@ def newest_intact_checkpoint(folder: Path) -> Path | None:
         problem = damage(path)
         if problem is None:
             return path
-        print(f"{path}: cut short or damaged ({problem}); looking for the one before it.", file=sys.stderr)
+        print(f"{path}: truncated or damaged ({problem}); trying the previous one.", file=sys.stderr)
     return None
 
 
@@ -95,7 +95,7 @@ def best_checkpoint(folder: Path) -> Path | None:
     if not link.is_symlink():
         return None
     path = folder / link.readlink().name
-    problem = damage(path) if path.exists() else "it is gone"
+    problem = damage(path) if path.exists() else "it no longer exists"
     if problem is not None:
         print(f"{path}: the best checkpoint cannot be used ({problem}).", file=sys.stderr)
         return None
@@ -168,13 +168,13 @@ def require_tensors(read: Any, path: Path) -> None:
     """
     entries, places = getattr(read, "state_dict_metadata", None), getattr(read, "storage_data", None)
     if not (isinstance(read, Metadata) and isinstance(entries, Mapping) and isinstance(places, Mapping)):
-        raise UnreadableMetadata(f"{METADATA_NAME} holds no description of a checkpoint")
-    for name, said in read.state_dict_metadata.items():
-        if not isinstance(said, TensorStorageMetadata):
-            raise code_found(path, f"holds {str(name)!r}, which is no tensor")
+        raise UnreadableMetadata(f"{METADATA_NAME} does not describe a checkpoint")
+    for name, entry in read.state_dict_metadata.items():
+        if not isinstance(entry, TensorStorageMetadata):
+            raise code_found(path, f"contains {str(name)!r}, which is not a tensor")
     for index, place in read.storage_data.items():
         if not (isinstance(index, MetadataIndex) and isinstance(place, _StorageInfo)):
-            raise UnreadableMetadata(f"{METADATA_NAME} holds no description of a checkpoint")
+            raise UnreadableMetadata(f"{METADATA_NAME} does not describe a checkpoint")
         if not SHARD_PATTERN.fullmatch(str(place.relative_path)):
             raise code_found(path, f"names the file {str(place.relative_path)!r}")
 
@@ -187,7 +187,7 @@ def folder_damage(folder: Path) -> str | None:
     """
     for name in (METADATA_NAME, STATE_NAME):
         if not (folder / name).is_file():
-            return f"its {name} is missing; copy it back, or delete the folder"
+            return f"its {name} is missing; copy it back, or delete the directory"
     try:
         metadata = read_metadata(folder)
     except UnreadableMetadata as problem:
@@ -216,9 +216,9 @@ def missing_shard(folder: Path, metadata: Metadata) -> str | None:
     for name, size in sorted(sizes.items()):
         path = folder / name
         if not path.is_file():
-            return f"its shard {name} is missing; copy it back, or delete the folder"
+            return f"its shard {name} is missing; copy it back, or delete the directory"
         if path.stat().st_size < size:
-            return f"its shard {name} has {path.stat().st_size} of {size} bytes; copy it again, or delete the folder"
+            return f"its shard {name} has {path.stat().st_size} of {size} bytes; copy it again, or delete the directory"
     return None
 
 
@@ -238,11 +238,11 @@ def read_tensors(folder: Path, part: str) -> dict[str, Tensor]:
     try:
         described = read_metadata(folder).state_dict_metadata
     except (UnreadableMetadata, OSError) as problem:
-        raise UserError(f"{folder}: is no checkpoint of a training ({problem}). Delete it.") from problem
+        raise UserError(f"{folder}: is not a training checkpoint ({problem}). Delete it.") from problem
     tensors = {
-        name.removeprefix(f"{part}."): torch.empty(said.size, dtype=said.properties.dtype)
-        for name, said in described.items()
-        if name.startswith(f"{part}.") and isinstance(said, TensorStorageMetadata)
+        name.removeprefix(f"{part}."): torch.empty(entry.size, dtype=entry.properties.dtype)
+        for name, entry in described.items()
+        if name.startswith(f"{part}.") and isinstance(entry, TensorStorageMetadata)
     }
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=OF_NO_CONCERN)

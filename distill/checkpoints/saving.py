@@ -115,8 +115,8 @@ def named_or_removed(partial: Path, path: Path, failure: BaseException | None) -
             return None
         shutil.rmtree(partial, ignore_errors=True)
         return (
-            f"{path}: {problem.split(';')[0]} where rank 0 looks for it. Put the run folder on a disk that all "
-            "machines share, or choose distill.checkpoints=whole, which rank 0 writes alone."
+            f"{path}: {problem.split(';')[0]} on rank 0's machine. Put the run directory on a shared "
+            "file system, or set distill.checkpoints=whole, which only rank 0 writes."
         )
     shutil.rmtree(partial, ignore_errors=True)
     errors = [each[0] for each in failure.failures.values()] if isinstance(failure, CheckpointException) else [failure]
@@ -367,7 +367,7 @@ def read_file(path: Path) -> Any:
         raise
     except UNREADABLE as error:
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
-        raise UserError(f"{path}: is no checkpoint of a training ({reason}). Delete it.") from error
+        raise UserError(f"{path}: is not a training checkpoint ({reason}). Delete it.") from error
 
 
 def read_state(path: Path) -> dict[str, Any]:
@@ -395,7 +395,7 @@ def reject_other_contents(saved: Any, path: Path, parts: Set[str]) -> None:
     """Raise UserError if a checkpoint lacks the parts that are read, or has an algorithm of Composer's."""
     state = saved.get("state") if isinstance(saved, dict) else None
     if not isinstance(state, dict) or not all(isinstance(state.get(part), dict) for part in parts):
-        raise UserError(f"{path}: is no checkpoint of a training (it has no state of a model). Delete it.")
+        raise UserError(f"{path}: is not a training checkpoint (it has no model state). Delete it.")
     for name in algorithms_of(state):
         if name not in OWN_ALGORITHMS:
             raise code_found(path, f"names the algorithm {name!r}")

@@ -34,7 +34,7 @@ def known_width(word: int | str) -> int | str:
 
 
 WidthSize = Annotated[int | str, BeforeValidator(known_width, json_schema_input_type=str)]
-Widths = Annotated[tuple[WidthSize, ...], Once, Flag(metavar="N|0.5x|all", absent="as the recipe has it")]
+Widths = Annotated[tuple[WidthSize, ...], Once, Flag(metavar="N|0.5x|all", absent="the recipe's")]
 
 
 class ChooseSettings(Section):
@@ -46,30 +46,30 @@ class ChooseSettings(Section):
     trust_checkpoints: TrustCheckpoints = False
     processes: Processes = None
     layers: Annotated[tuple[Annotated[int, Field(ge=1, le=MOST)], ...], Flag(absent="1 2 3 4 6 8 12")] = Field(
-        default=(), description="Numbers of layers of the candidates."
+        default=(), description="Numbers of layers."
     )
     vocabularies: Annotated[
         tuple[Annotated[int, Field(ge=1, le=MOST)] | Literal["all"], ...],
         Once,
-        Flag(metavar="N|all", absent="as the recipe has it"),
-    ] = Field(default=(), description="Sizes of the output head, each with each number of layers.")
-    hidden_sizes: Widths = Field(default=(), description="Hidden sizes: numbers, or shares of the target's.")
-    intermediate_sizes: Widths = Field(default=(), description="Feed-forward widths, likewise.")
-    heads: Widths = Field(default=(), description="Query heads of a layer, likewise; key/value heads follow.")
+        Flag(metavar="N|all", absent="the recipe's"),
+    ] = Field(default=(), description="Vocabulary sizes, combined with every number of layers.")
+    hidden_sizes: Widths = Field(default=(), description="Hidden sizes: numbers, or fractions of the target's.")
+    intermediate_sizes: Widths = Field(default=(), description="Feed-forward widths, in the same form.")
+    heads: Widths = Field(default=(), description="Query heads per layer, in the same form; kv_heads keep the ratio.")
     max_parameters: Annotated[int, Field(ge=1, le=10**13)] | None = Field(
-        default=None, description="Leave out candidates with more parameters."
+        default=None, description="Skip candidates with more parameters."
     )
-    batch_size: int = Field(default=1, ge=1, le=MOST, description="Sequences decoded together where steps are timed.")
-    context: int = Field(default=128, ge=1, le=MOST, description="Tokens before a timed step.")
+    batch_size: int = Field(default=1, ge=1, le=MOST, description="Batch size of timed steps.")
+    context: int = Field(default=128, ge=1, le=MOST, description="Context length of timed steps, in tokens.")
     duration: Annotated[Duration, Flag(metavar="T")] = Field(
-        default="100ba", description="Length of the first, short training runs, as distill.max_duration."
+        default="100ba", description="Length of the first training runs, in units of distill.max_duration."
     )
     longest: Annotated[Duration | None, Flag(metavar="T", absent="4 times --duration")] = Field(
-        default=None, description="Candidates still in play train on, twice as long each time, up to this."
+        default=None, description="Maximum length; it doubles for the remaining candidates each time."
     )
-    untrained: bool = Field(default=False, description="Stop after the step times.")
+    untrained: bool = Field(default=False, description="Only measure step times.")
     out: Annotated[Path | None, Flag(metavar="FILE", absent="<run>/choose/recipe.yaml")] = Field(
-        default=None, description="The recipe of the winner."
+        default=None, description="Recipe of the best candidate."
     )
 
     @property
@@ -91,12 +91,11 @@ class ChooseSettings(Section):
         last, last_unit = split_time(self.longest or self.duration)
         if last_unit != unit or last < first:
             raise UserError(
-                f"--longest {self.longest}: must be in {unit}, and no less than --duration, which is {self.duration}. "
-                "Change one."
+                f"--longest {self.longest}: must be in {unit} and at least --duration {self.duration}. Change one."
             )
         ignored = [name for name in ("duration", "longest", "out") if name in self.model_fields_set]
         if self.untrained and ignored:
-            raise UserError(f"{flag_of(ignored[0])}: --untrained trains nothing. Leave one of them out.")
+            raise UserError(f"{flag_of(ignored[0])}: has no effect with --untrained. Remove one of the two.")
         return self
 
 
@@ -125,15 +124,15 @@ def candidates_of(recipe: Recipe, source: Shape, settings: ChooseSettings) -> tu
     Raises:
         UserError: If no shape is left, or a depth is impossible at any width.
     """
-    FAMILIES[source.family].refuse("choose", "shapes to choose among")
+    FAMILIES[source.family].reject("choose", "widedraft choose")
     wanted = recipe.architecture
     if wanted.method == "learned_masks":
         raise UserError(
-            "architecture.method=learned_masks trains masks for every shape, which is no short training. Choose with "
-            "architecture.method=greedy, then set the shape here."
+            "architecture.method=learned_masks trains masks for every shape, which takes too long. Choose with "
+            "architecture.method=greedy, then set the shape."
         )
     if wanted.plan is not None:
-        raise UserError("architecture.plan says one shape, so there is nothing to choose from. Write sizes instead.")
+        raise UserError("architecture.plan has only one shape. Set sizes instead.")
     depths = sorted(set(settings.layers)) or [depth for depth in DEPTHS if depth < source.layers]
     own = {name: getattr(draft_shape(source, wanted), name) for name in (*AXES, "kv_heads")}
     widths = [dict(zip(AXES, each, strict=True)) for each in product(*(sizes(settings, own, source, a) for a in AXES))]
@@ -147,15 +146,15 @@ def candidates_of(recipe: Recipe, source: Shape, settings: ChooseSettings) -> tu
         except UserError as error:
             if len(widths) == 1 or depth > source.layers:
                 raise
-            out.append(LeftOut(body, f"cannot be cut: {error}"))
+            out.append(LeftOut(body, f"cannot be pruned: {error}"))
             continue
         count = candidate.shape.parameters()
         if settings.max_parameters is not None and count > settings.max_parameters:
-            out.append(LeftOut(candidate.name, f"has {count:,} parameters, of {settings.max_parameters:,}"))
+            out.append(LeftOut(candidate.name, f"has {count:,} parameters, more than {settings.max_parameters:,}"))
         else:
             found.append(candidate)
     if not found:
-        raise UserError(f"{out[0].candidate}, as all candidates: {out[0].reason} Ask for others.")
+        raise UserError(f"{out[0].candidate}, like all candidates: {out[0].reason} Choose other sizes.")
     return found, out
 
 
@@ -202,10 +201,10 @@ def vocabularies(recipe: Recipe, source: Shape, settings: ChooseSettings) -> lis
     if not settings.vocabularies:
         return [own]
     if source.head_vocab:
-        raise UserError(f"--vocabularies: what is pruned has a reduced one of {source.head_vocab} ids. Leave it out.")
+        raise UserError(f"--vocabularies: the source is already reduced to {source.head_vocab} ids. Remove it.")
     counts = sorted(number for number in settings.vocabularies if number != ALL)
     if counts and counts[-1] >= source.vocab:
-        raise UserError(f"--vocabularies {counts[-1]}: the target has {source.vocab} token ids. Choose fewer, or all.")
+        raise UserError(f"--vocabularies {counts[-1]}: the target has {source.vocab} ids. Choose fewer, or all.")
     by = own.origin if own is not None else "text" if recipe.distill.train_on == "text" else "responses"
     found: list[VocabularyConfig | None] = [
         VocabularyConfig.model_validate({"size": count, "from": by}) for count in counts

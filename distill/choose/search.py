@@ -54,7 +54,7 @@ TRIAL = ("distill.eval_interval=1dur", "distill.save_interval=1dur")
 def choose(path: Path, overrides: Sequence[str], settings: ChooseSettings, share: Share = ALONE) -> None:
     """Print step times and rankings, and write <run>/choose/choice.json and the winner's recipe."""
     if settings.out is not None and (settings.out.is_dir() or settings.out.resolve() == path.resolve()):
-        raise UserError(f"--out {settings.out}: is a directory, or the recipe that is read. Name another file.")
+        raise UserError(f"--out {settings.out}: is a directory, or the input recipe. Choose another file.")
     recipe = load_recipe(path, overrides)
     run = Run.of(recipe, share)
     share.lead(run.begin)
@@ -171,7 +171,7 @@ def worth_training(
     acceptance rate.
     """
     hopeless = [name for name, each in prospects.items() if each.least_alpha is None]
-    out = [LeftOut(name, "no acceptance rate makes it pay here") for name in hopeless]
+    out = [LeftOut(name, "no acceptance rate gives a speedup") for name in hopeless]
     kept = [each for each in candidates if each.name not in hopeless]
     steps = {
         each.name: np.array([(one.draft_s, one.draft_two_s) for one in drawn_times(latency, each.name, resampling)])
@@ -186,7 +186,7 @@ def worth_training(
         ]
         if better:
             best = max(better, key=lambda each: each.shape.parameters())
-            out.append(LeftOut(small.name, f"{best.name} has no less of anything and is no slower"))
+            out.append(LeftOut(small.name, f"{best.name} is at least as large in every size and no slower"))
     names = {each.candidate for each in out}
     return [each for each in kept if each.name not in names], out
 
@@ -362,7 +362,7 @@ def print_ranking(ranked: Sequence[Ranked], length: str) -> None:
                 state,
             )
         )
-    columns = ("candidate", "k", "predicted speedup", "tokens/s", "fastest in draws", "")
+    columns = ("candidate", "k", "predicted speedup", "tokens/s", "fastest in resamples", "")
     print(terminal(Table(columns, rows, f"After {length} of training")), flush=True)
 
 

@@ -317,8 +317,8 @@ def reject_attention(implementation: str, *, where: str) -> None:
     """
     if implementation not in SEPARATING_ATTENTION:
         raise UserError(
-            f"{where}: its attn_implementation is {implementation!r}, which lets the texts of one row see each other. "
-            f"Have config.json name one of {', '.join(SEPARATING_ATTENTION)}, or set distill.packing to false."
+            f"{where}: attn_implementation {implementation!r} attends across packed sequences. "
+            f"Set it to one of {', '.join(SEPARATING_ATTENTION)} in config.json, or set distill.packing to false."
         )
 
 
@@ -335,7 +335,7 @@ class UnknownInputs(Algorithm):
     """
 
     def __init__(self, vocabulary: DraftVocabulary, *, share: float, seed: int):
-        assert vocabulary.unknown_id is not None, "the record of a training that shows unknown ids names one"
+        assert vocabulary.unknown_id is not None, "training runs with unknown_inputs record an unknown id"
         self.unknown_id = vocabulary.unknown_id
         self.share = share
         self.seed = seed

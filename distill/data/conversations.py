@@ -84,7 +84,7 @@ def conversation_of(messages: Sequence[Message], where: str) -> Conversation:
     follows = [before for before, role in zip([None, *roles], roles, strict=False) if role == "assistant"]
     if not follows or set(follows) != {"user"}:
         raise UserError(
-            f"{where}: messages must hold an assistant turn, each after a user's, got {', '.join(roles)}. Fix or "
+            f"{where}: messages must contain assistant turns, each after a user turn, got {', '.join(roles)}. Fix or "
             f"delete this row, {WRITTEN_INSTEAD}."
         )
     last = len(roles) - 1 - roles[::-1].index("assistant")

@@ -64,8 +64,8 @@ class Renderer:
         self.tokenizer: PreTrainedTokenizerBase = load_tokenizer(target)
         if not self.tokenizer.chat_template:
             raise UserError(
-                f"{target}: its tokenizer has no chat template, which must say where a response begins and ends. "
-                f"Take a chat model as target, {WRITTEN_INSTEAD}."
+                f"{target}: its tokenizer has no chat template, which marks where responses begin and end. "
+                f"Use a chat model as target, {WRITTEN_INSTEAD}."
             )
         self.stop_ids = stop_ids(target)
         self.vocab_size = text_config(target).vocab_size
@@ -80,9 +80,9 @@ class Renderer:
         )
         if not continues(opening, x):
             raise UserError(
-                f"{self.target}: its chat template opens the assistant's turn with {self.ending(opening)} but shows a "
-                f"finished one as {self.ending(x)}: nothing says what of that is the response. "
-                f"Mend the template, {WRITTEN_INSTEAD}."
+                f"{self.target}: its chat template opens an assistant turn with {self.ending(opening)} but renders a "
+                f"complete turn as {self.ending(x)}: the response cannot be located. "
+                f"Fix the template, {WRITTEN_INSTEAD}."
             )
         shared = [token for token, _ in takewhile(lambda pair: pair[0] == pair[1], zip(x, y, strict=False))]
         return tuple(shared[len(opening) :])
@@ -102,8 +102,8 @@ class Renderer:
         self.reject_stop_within(messages[-1]["content"], location)
         if not continues(opening, whole):
             raise UserError(
-                f"{location}: the chat template does not continue its opening of this turn, it ends "
-                f"{self.ending(whole)}. Mend the row or the template, {WRITTEN_INSTEAD}."
+                f"{location}: the chat template renders this turn without its generation prompt, ending in "
+                f"{self.ending(whole)}. Fix the row or the template, {WRITTEN_INSTEAD}."
             )
         start = len(opening) + (len(self.lead_ids) if continues(self.lead_ids, whole[len(opening) :]) else 0)
         end = self.end_of_response(whole, start, location)
@@ -118,7 +118,7 @@ class Renderer:
         raise UserError(
             f"{location}: the chat template ends it with {self.ending(whole)}, without a stop token of the target "
             f"({stops}). "
-            f"Name the right ones as eos_token_id in {self.target / 'generation_config.json'}, {WRITTEN_INSTEAD}."
+            f"Set the right ones as eos_token_id in {self.target / 'generation_config.json'}, {WRITTEN_INSTEAD}."
         )
 
     def render(self, messages: Sequence[Message], where: str, *, add_generation_prompt: bool) -> list[int]:
@@ -135,8 +135,8 @@ class Renderer:
         within = [each for each in ids if each in self.stop_ids]
         if within:
             raise UserError(
-                f"{location}.content holds {self.tokenizer.decode(within[:1])!r}, which ends responses of this target. "
-                "Mend or delete this row."
+                f"{location}.content contains {self.tokenizer.decode(within[:1])!r}, a stop token of this target. "
+                "Fix or delete this row."
             )
 
     def ending(self, ids: Sequence[int]) -> str:
@@ -220,13 +220,13 @@ def drop_evaluated(train: Sequence[Conversation], held_out: Sequence[Conversatio
     fresh = [each for each in train if fingerprint_value(each.question) not in asked]
     if not fresh:
         raise UserError(
-            f"All {len(train)} conversations to train on begin with the question of a held-out one. "
+            f"All {len(train)} training conversations begin with the question of a held-out one. "
             "Hold out fewer with data.num_eval_prompts, or add conversations."
         )
     if len(fresh) < len(train):
         print(
             f"{len(train) - len(fresh)} of {len(train)} conversations begin with the question of a held-out one and "
-            "are left out of training",
+            "are dropped",
             file=sys.stderr,
         )
     return fresh
@@ -240,8 +240,8 @@ def count_given(out: Path, conversations: Sequence[Conversation]) -> tuple[Split
     num_split = sum(map(bool, breaks))
     if num_split:
         print(
-            f"train: in {num_split} of {len(rows)} conversations the chat template shows earlier turns otherwise than "
-            f"they were said; they are learned in {sum(breaks) + num_split} sequences, one for each time",
+            f"train: in {num_split} of {len(rows)} conversations the chat template renders earlier turns differently; "
+            f"they are split into {sum(breaks) + num_split} sequences",
             file=sys.stderr,
         )
     counts = SplitCounts(

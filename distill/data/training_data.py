@@ -121,8 +121,8 @@ def write_own_prompts(target: Path, count: int, out: Path, settings: SelfWriting
     if len(prompts) < count:
         attempts = len(paths) * settings.shard_size
         raise UserError(
-            f"{target}: wrote only {len(prompts)} distinct prompts in {attempts} attempts, fewer than "
-            f"data.self_written_prompts={count}. Ask for fewer, or name data.prompts."
+            f"{target}: generated only {len(prompts)} distinct prompts in {attempts} attempts, fewer than "
+            f"data.self_written_prompts={count}. Lower it, or set data.prompts."
         )
     return prompts
 
@@ -134,8 +134,8 @@ def shortened_to_context(target: Path, settings: SelfWriting, *, opening: int) -
         return settings
     if limit.tokens <= opening:
         raise UserError(
-            f"{target}: {limit.origin}, and its chat template opens a prompt with {opening} tokens. "
-            "Set data.self_written_prompts to 0 and name data.prompts."
+            f"{target}: {limit.origin}, but its chat template begins with {opening} tokens. "
+            "Set data.self_written_prompts to 0 and set data.prompts."
         )
     return replace(settings, max_new_tokens=min(settings.max_new_tokens, limit.tokens - opening))
 
@@ -144,15 +144,15 @@ def find_user_turn(tokenizer: PreTrainedTokenizerBase, target: Path) -> UserTurn
     """Find the delimiters of a user turn by rendering a sentinel; raise UserError if the template has none."""
     if not tokenizer.chat_template:
         raise UserError(
-            f"{target}: has no chat template, so it cannot write prompts in the user's place. "
-            "Set data.self_written_prompts to 0 and name data.prompts, or take a chat model as target."
+            f"{target}: has no chat template, so it cannot generate prompts as the user. "
+            "Set data.self_written_prompts to 0 and set data.prompts, or use a chat model as target."
         )
     rendered = chat_text(tokenizer, [user_turn(SENTINEL)], add_generation_prompt=True)  # including its end
     opening, *others = rendered.split(SENTINEL)
     if not opening or len(others) != 1 or not others[0].strip():
         raise UserError(
-            f"{target}: its chat template does not show where the user's text begins and ends: {rendered!r}. "
-            "Set data.self_written_prompts to 0 and name data.prompts."
+            f"{target}: its chat template does not mark where the user's text begins and ends: {rendered!r}. "
+            "Set data.self_written_prompts to 0 and set data.prompts."
         )
     ending = others[0].strip().splitlines()[0]
     first_id = tokenizer(ending, add_special_tokens=False)["input_ids"][0]
@@ -248,7 +248,7 @@ def drop_duplicates(prompts: Sequence[Row]) -> list[Row]:
     different = distinct(prompts)
     if len(different) < len(prompts):
         print(
-            f"{len(prompts) - len(different)} of {len(prompts)} prompts are duplicates and are left out",
+            f"{len(prompts) - len(different)} of {len(prompts)} prompts are duplicates and are dropped",
             file=sys.stderr,
         )
     return different
@@ -272,7 +272,7 @@ def hold_out(
     """
     if num_eval_prompts + least_left > len(prompts):
         problem = (
-            f"leaves none of the {len(prompts)} prompts to train on"
+            f"leaves none of the {len(prompts)} prompts for training"
             if least_left
             else f"is more than the {len(prompts)} prompts"
         )

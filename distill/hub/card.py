@@ -96,11 +96,11 @@ def licence_of_card(target: Path) -> str | None:
     file = target / "README.md"
     if not file.is_file():
         return None
-    text = read_text(file, remedy="Delete it, and name the licence with --license.", most_mib=MOST_MIB)
+    text = read_text(file, hint="Delete it, and set the licence with --license.", most_mib=MOST_MIB)
     try:
         licence = ModelCard(text, ignore_metadata_errors=True).data.to_dict().get("license")
     except ValueError as error:
-        raise UserError(f"{file}: its front matter could not be read. Name the licence with --license.") from error
+        raise UserError(f"{file}: its front matter could not be read. Set the licence with --license.") from error
     return licence if isinstance(licence, str) and licence else None
 
 
@@ -158,7 +158,7 @@ def servings_of(
     download = f"hf download {repo_id} --include '{{form}}/*' --local-dir {name}"
     benchmark = f"widedraft benchmark --target {model.name} --draft {name}/{SMALL_HEAD}"
     line = f"{download.format(form=SMALL_HEAD)}\n{benchmark}"
-    servings.append(Serving(f"widedraft, {SMALL_HEAD}/", line, "The draft as it was trained and scored."))
+    servings.append(Serving(f"widedraft, {SMALL_HEAD}/", line, "The draft as trained and scored."))
     if without_own_tokenizer is not None:
         note = f"Not in this repository: {without_own_tokenizer}"
         return [*servings, Serving(f"vLLM, {OWN_TOKENIZER}", "", note)]
@@ -170,15 +170,15 @@ def certified(folder: Path, engine: EngineName) -> str:
     certificates = read_certificates(folder).engines if (folder / FILE_NAME).is_file() else {}
     certificate = next((each for name, each in certificates.items() if name == engine), None)
     if certificate is None:
-        return "Not run with this draft."
+        return "Not tested with this draft."
     run, speed = certificate.run, certificate.speed
     if not certificate.holds:
         failed = ", ".join(finding.law for finding in certificate.findings if not finding.holds)
         return f"NOT CERTIFIED in version {run.version}: {failed}"
     interval = "" if speed.interval is None else " [{:.2f}, {:.2f}]".format(*speed.interval)
     return (
-        f"Certified in version {run.version} ({len(run.texts)} texts, counts equal to replay); {speed.value:.2f}x"
-        f"{interval} the speed without a draft, k = {run.num_speculative_tokens}, {certificate.hardware}."
+        f"Certified in version {run.version} ({len(run.texts)} texts, counts equal replay); speedup {speed.value:.2f}x"
+        f"{interval}, k = {run.num_speculative_tokens}, {certificate.hardware}."
     )
 
 
@@ -250,7 +250,7 @@ def write_card(
 
 def eval_results(card: Scorecard) -> list[EvalResult]:
     """Return acceptance length and rate at every temperature, at the best num_speculative_tokens."""
-    tasks = ", ".join(str(task.task or "prompts of no named task") for task in card.prompts.tasks)
+    tasks = ", ".join(str(task.task or "prompts without a named task") for task in card.prompts.tasks)
     results = []
     for temperature in card.temperatures:
         row, k = card.row(card.primary, temperature), card.speedup_of(card.primary, temperature).best_k
@@ -290,7 +290,7 @@ def fact_rows(recipe: Recipe, folder: Path, counts: Mapping[str, Any]) -> list[t
     if distill.train_on != "text" and "response_tokens" in train:
         trained_on = f"{train['response_tokens']:,} tokens of {train['responses']:,} responses"
     if distill.samples != "teacher":
-        trained_on += f", replaced while training (distill.samples: {distill.samples})"
+        trained_on += f", replaced during training (distill.samples: {distill.samples})"
     losses = ", ".join(f"{term.weight:g} x {term.name}" for term in distill.terms)
     sizes = (
         f"{plural(shape.layers, 'layer')}, hidden {shape.hidden}, feed-forward {shape.intermediate}, "
@@ -307,7 +307,7 @@ def fact_rows(recipe: Recipe, folder: Path, counts: Mapping[str, Any]) -> list[t
     if vocabulary is not None:
         rows.append(("reduced vocabulary", f"{vocabulary.size:,} of {shape.vocab:,} tokens"))
     if recipe.target.bits is not None:
-        rows.append(("target", f"quantized to {recipe.target.bits} bits while it generated, taught and verified"))
+        rows.append(("target", f"quantized to {recipe.target.bits} bits for generation, distillation and verification"))
     return rows
 
 

@@ -48,7 +48,7 @@ def push_run(settings: PushSettings) -> str:
     with tempfile.TemporaryDirectory(prefix="widedraft-push-") as scratch:
         folder = Path(scratch) / "repository"
         lay_out(settings, folder)
-        message = f"Draft of run {settings.run.name}, by widedraft"
+        message = f"Add draft of run {settings.run.name}, by widedraft"
         return push_folder(folder, settings.repo_id, public=settings.public, message=message)
 
 
@@ -59,7 +59,7 @@ def dry_run(settings: PushSettings, out: Path) -> list[Path]:
         UserError: If the directory contains other files.
     """
     if out.is_dir() and any(out.iterdir()) and not (out / PROVENANCE_NAME).is_file():
-        raise UserError(f"--dry-run: {out} holds files that no dry run wrote. Choose an empty or a new folder.")
+        raise UserError(f"--dry-run: {out} contains files that no dry run wrote. Choose an empty or new directory.")
     with staged_folder(out) as folder:
         lay_out(settings, folder)
     return sorted(path.relative_to(out) for path in out.rglob("*") if path.is_file())
@@ -81,13 +81,13 @@ def lay_out(settings: PushSettings, out: Path) -> None:
     terms = terms_of(target, settings.license)
     if settings.public and terms.licence is None:
         raise UserError(
-            "--public: the target's licence is not known, and a draft is published under it. Name it with --license "
-            "(an identifier of the hub, such as apache-2.0), or leave out --public."
+            "--public: the target's licence, which applies to the draft, is unknown. Set it with --license "
+            "(an identifier of the hub, such as apache-2.0), or remove --public."
         )
     if settings.public and not name.startswith(terms.name_begins):
         raise UserError(
-            f"--repo-id: the licence {terms.licence} demands that the name begins with {terms.name_begins!r}, got "
-            f"{name!r}. Choose such a name, or leave out --public."
+            f"--repo-id: the licence {terms.licence} requires a name that begins with {terms.name_begins!r}, got "
+            f"{name!r}. Change the name, or remove --public."
         )
     reject_misleading_name(settings.repo_id)
 
@@ -137,15 +137,13 @@ def lay_out(settings: PushSettings, out: Path) -> None:
 def finished_run(folder: Path) -> Run:
     """Load the run in a directory; raise UserError if its draft is not finished."""
     if not (folder / RECIPE_NAME).is_file():
-        raise UserError(f"{folder}: holds no recipe.yaml. Name the folder of a run, as `widedraft run` prints it.")
+        raise UserError(f"{folder}: contains no recipe.yaml. Pass a run directory, as printed by `widedraft run`.")
     run = Run(load_recipe(folder / RECIPE_NAME), folder)
     manifest = run.draft.manifest
     if manifest is None:
-        raise UserError(f"{run.draft.path}: not there yet. Run {command_of('run')} first.")
+        raise UserError(f"{run.draft.path}: does not exist yet. Run {command_of('run')} first.")
     if not manifest.get("finished"):
-        raise UserError(
-            f"{run.draft.path}: was exported before its training had finished. Let {command_of('run')} go on."
-        )
+        raise UserError(f"{run.draft.path}: was exported before training finished. Continue {command_of('run')}.")
     return run
 
 
@@ -163,13 +161,13 @@ def scorecard_of(run: Run, *, unscored: bool) -> ScoredRun | None:
             f"{run.folder}: has no scorecard. Run {command_of('eval')} first, or publish without (--unscored)."
         )
     scored = read_run(path)
-    assert isinstance(scored.card, Scorecard), "a run scores with its target"
+    assert isinstance(scored.card, Scorecard), "runs are scored with a target"
     for name, model, folder in (
         ("draft", scored.card.drafts[-1], run.draft.path),
         ("target", scored.card.target, run.target),
     ):
         if model.fingerprint != fingerprint_checkpoint(folder):
-            raise UserError(f"{path}: is of another {name} than is there now. Run {command_of('eval')} again.")
+            raise UserError(f"{path}: scores a different {name} from the current one. Run {command_of('eval')} again.")
     return scored
 
 
@@ -181,10 +179,10 @@ def lay_out_forms(draft: Path, target: Path, out: Path, *, num_speculative_token
     """
     config, again = read_config(draft), f"Export the draft again: {command_of('export')}."
     if "auto_map" in config:
-        raise UserError(f"{draft / 'config.json'}: auto_map asks to run remote code, which is not published. {again}")
+        raise UserError(f"{draft / 'config.json'}: auto_map requests remote code, which is not published. {again}")
     for name in CARRIED_FILES:
         if name != SETTINGS_NAME and bytes_below(target / name) != bytes_below(draft / name):
-            raise UserError(f"{draft / name}: is not that of the target {target}. {again}")
+            raise UserError(f"{draft / name}: differs from the target's ({target}). {again}")
     refused = None
     if CONFIG_KEY in config:
         refused = lay_out_small_head(draft, out)
@@ -245,8 +243,8 @@ def fit_context(folder: Path, target: Path) -> None:
     family = family_of(config, where=str(file))
     if "positions" in family.outside or has_scaled_positions(config, str(file)) or family.context_key is None:
         raise UserError(
-            f"{folder}: takes {ours.tokens} tokens ({ours.origin}) and its target {theirs.tokens}; engines stop "
-            "drafting, or fail, past that. Prune the draft from its target, or from a model with as long a context."
+            f"{folder}: has a context of {ours.tokens} tokens ({ours.origin}), its target {theirs.tokens}; engines "
+            "stop drafting, or fail, beyond it. Prune the draft from its target, or from a model with the same context."
         )
     write_json({**config, family.context_key: theirs.tokens}, file)
 
@@ -264,8 +262,8 @@ def put_certificates(out: Path, target: Path, folders: Sequence[Path]) -> None:
         for role, fine in (("target", found.target == of_target), ("draft", found.draft in prints)):
             if not fine:
                 raise UserError(
-                    f"{folder / CERTIFICATE_NAME}: is of another {role} than is published. Certify again "
-                    "(widedraft certify), or take it away."
+                    f"{folder / CERTIFICATE_NAME}: certifies a different {role} from the published one. Certify again "
+                    "(widedraft certify), or remove it."
                 )
         for certificate in found.engines.values():
             write_certificate(prints[found.draft], certificate, target=found.target, draft=found.draft)
@@ -287,7 +285,7 @@ def write_provenance(run: Run, out: Path, names: dict[str, str]) -> None:
     stages = {name: published(manifest) for name, manifest in manifests.items() if manifest is not None}
     provenance = {"schema": "widedraft.provenance/1", "widedraft": package_version("widedraft"), "stages": stages}
     write_json(provenance, out / PROVENANCE_NAME)
-    header = f"{RESOLVED}: of this draft, without secrets and without folders of the machine it was run on.\n"
+    header = f"{RESOLVED}: the recipe of this draft, without secrets and local paths.\n"
     values = published(run.recipe.to_save())
     values["target"]["path"] = names.get(run.recipe.target.path, values["target"]["path"])
     write_text(header + OmegaConf.to_yaml(OmegaConf.create(values)), out / RECIPE_NAME)
@@ -327,7 +325,7 @@ def push_folder(folder: Path, repo_id: str, *, public: bool = False, message: st
         api.create_repo(repo_id, private=not public, exist_ok=True)
         is_private = bool(api.model_info(repo_id).private)
         if not public and not is_private:
-            raise UserError(f"{repo_id}: is public. Push to another name, or allow that with --public.")
+            raise UserError(f"{repo_id}: is public. Push to another repository, or pass --public.")
         commit = api.upload_folder(repo_id=repo_id, folder_path=folder, commit_message=message, delete_patterns="*")
         return f"{masked(commit.commit_url)}, {'private' if is_private else 'public'}"
     except (network_error, OSError, ValueError, RuntimeError) as error:

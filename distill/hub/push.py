@@ -17,21 +17,21 @@ from distill.recipe.sections import RepoId
 class PushSettings(Section):
     """Settings of `widedraft push`."""
 
-    run: Annotated[Path, Flag(metavar="RUN", is_word=True)] = Field(description="The folder of a finished run.")
-    repo_id: RepoId = Field(description="The repository; it is made if it is not there.")
-    public: Annotated[bool, Flag(absent="private")] = Field(default=False, description="Whether everybody may see it.")
+    run: Annotated[Path, Flag(metavar="RUN", is_word=True)] = Field(description="Directory of a complete run.")
+    repo_id: RepoId = Field(description="The repository, created if missing.")
+    public: Annotated[bool, Flag(absent="private")] = Field(default=False, description="Make the repository public.")
     base_model: Annotated[str | None, Flag(metavar="ORG/NAME", absent="target.path")] = Field(
-        default=None, min_length=1, description="The target's hub id, or none if it has none."
+        default=None, min_length=1, description="Hub id of the target, or none."
     )
-    license: Annotated[str | None, Flag(metavar="ID", absent="that of the target's card")] = Field(
-        default=None, min_length=1, description="The hub's identifier of the licence."
+    license: Annotated[str | None, Flag(metavar="ID", absent="the licence in the target's card")] = Field(
+        default=None, min_length=1, description="Licence identifier of the hub."
     )
     dry_run: Annotated[Path | None, Flag(metavar="DIR")] = Field(
-        default=None, description="Write exactly the files that would be pushed, push nothing."
+        default=None, description="Write the files to push to this directory, without pushing."
     )
     unscored: bool = Field(default=False, description="Publish a draft without a scorecard.")
     certificates: Annotated[tuple[Path, ...], Flag(metavar="DIR", is_repeated=True)] = Field(
-        default=(), description="A folder with a certificate.json of one of its forms, in addition to RUN/draft."
+        default=(), description="Directory with a certificate.json of an exported form, in addition to RUN/draft."
     )
 
 
@@ -46,7 +46,7 @@ def base_model_of(target: TargetConfig, given: str | None = None) -> str | None:
     if local_path(target.path, target.revision) is None:
         return target.path
     raise UserError(
-        f"target.path is {target.path}, a local folder, and a card names the target's hub id. Publish with "
+        f"target.path is {target.path}, a local directory, but the card needs the target's hub id. Publish with "
         "`widedraft push RUN --base-model ORG/NAME` (or none), without distill.push_to_hub."
     )
 

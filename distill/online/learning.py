@@ -141,8 +141,8 @@ class RequestFeed(IterableDataset[Batch]):
 
 
 TOO_SHORT = (
-    "distill.online.stream: ends before distill.online.update_interval requests. Give more requests, or update after "
-    "fewer."
+    "distill.online.stream: ends before distill.online.update_interval requests. Add requests, or lower "
+    "distill.online.update_interval."
 )
 
 
@@ -236,7 +236,7 @@ class Guard:
         self.served_by, self.good_would = [], []
         if is_worse(served_by, good_would):
             self.roll_back()
-            return f"alpha {np.mean(served_by):.3f} where the last good draft has {np.mean(good_would):.3f}"
+            return f"alpha {np.mean(served_by):.3f}, the last good draft's is {np.mean(good_would):.3f}"
         self.begin(updates)
         return None
 
@@ -283,7 +283,7 @@ class Updates(Callback):
             self.rollbacks += 1
             if dist.get_global_rank() == 0:
                 good = self.guard.good_updates
-                print(f"update {updates}: the draft is rolled back to that of update {good}: {reason}", file=sys.stderr)
+                print(f"update {updates}: the draft is rolled back to update {good}: {reason}", file=sys.stderr)
         self.feed.requests.publish(self.guard.draft, updates=updates)
 
         # Requests of all processes that were served before the update.
@@ -372,8 +372,8 @@ def request_training(
     if max_duration.endswith("ep"):
         if online.stream.follow:
             raise UserError(
-                f"distill.max_duration is {max_duration}, and the number of requests of a followed "
-                "distill.online.stream is not known. Set distill.max_duration in ba, which counts optimiser steps."
+                f"distill.max_duration is {max_duration}, but the length of a followed distill.online.stream is "
+                "unknown. Set distill.max_duration in ba, which counts optimiser steps."
             )
         count = sum(1 for _ in open_stream(online.stream, seed=recipe.seed)) if recorded is None else len(recorded)
         max_duration = f"{count // online.update_interval * online.steps_per_update}ba"
@@ -402,7 +402,7 @@ def compare_on_stream(run: Run) -> Path:
     folder, online = run.folder / FOLDER, online_of(run)
     learned = list(read_records(folder / RECORDS))
     if not learned:
-        raise UserError(f"{folder / RECORDS}: has no requests. Train the online draft first (widedraft distill).")
+        raise UserError(f"{folder / RECORDS}: contains no requests. Train the online draft first (widedraft distill).")
     by_draft = {}
     for number, name in enumerate(online.baselines):
         draft, records_file = run.init.path if name == "init" else Path(name), folder / f"baseline-{number}.jsonl"
@@ -415,8 +415,8 @@ def compare_on_stream(run: Run) -> Path:
     resampling = Resampling(CONFIDENCE, NUM_RESAMPLES, run.recipe.seed)
     text = (
         f"Acceptance over the last {COMPARED_SHARE:.0%} of each source's requests, with {resampling.confidence:.0%} "
-        f"intervals by bootstrap over requests. Gains are over {online.baselines[0]} on the same requests, resampled "
-        "together. Every request's figures are in records.jsonl and baseline-*.jsonl."
+        f"intervals by bootstrap over requests. Gains are over {online.baselines[0]} on the same requests, paired in "
+        "resampling. Results per request are in records.jsonl and baseline-*.jsonl."
     )
     write_text(markdown(text, comparison(by_draft, resampling)) + "\n", folder / TABLE)
     return folder / TABLE

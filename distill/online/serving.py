@@ -46,7 +46,7 @@ from distill.recipe.recipe import Recipe, load_recipe
 from distill.run import Run
 from distill.teacher_cache import TeacherCache
 from eval.decoding.sampling import Limits, Sampling, Seeds, Speculation, row_seed
-from eval.decoding.speculative import Emitted, Wanted, decode_steps
+from eval.decoding.speculative import DecodingRequest, Emitted, decode_steps
 from eval.models import load_model, load_tokenizer, shared_vocab_size, stop_token_ids
 from eval.prompts import render_prompt
 from eval.replay import Accepts, replay_response, response_logits, rule_name
@@ -54,7 +54,7 @@ from eval.responses import Trace, read_traces
 from eval.stream import open_stream
 
 Positions = Literal["rejected", "all"]
-FIX = "Delete the run's directory `online`, and train again from its last checkpoint."
+FIX = "Delete the run's directory `online`, and resume training from its last checkpoint."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -261,13 +261,13 @@ def recorded_stream(run: Run) -> RecordedStream:
     order = [(each.source, index_of[each.prompt.source]) for each in requests if each.prompt.source in index_of]
     if not order:
         raise UserError(
-            f"{folder}: has responses to none of the {len(requests)} requests of distill.online.stream. Name the "
-            "sources of data.prompts there, or set distill.online.responses to live."
+            f"{folder}: has no responses to any of the {len(requests)} requests of distill.online.stream. Use the "
+            "sources of data.prompts in the stream, or set distill.online.responses to live."
         )
     if (left_out := len(requests) - len(order)) and dist.get_global_rank() == 0:
         print(
-            f"{folder}: {left_out} of {len(requests)} requests have no response to learn from (held out, repeated or "
-            "too long), and are left out.",
+            f"{folder}: {left_out} of {len(requests)} requests have no response to train on (held out, repeated or "
+            "too long) and are dropped.",
             file=sys.stderr,
         )
     return RecordedStream(traces, cache, order, longest)
@@ -439,7 +439,7 @@ class OnlineServer:
         """Generate the response to a request, and record the draft's acceptance."""
         begin_s = time.monotonic()
         limits = Limits(request.max_new_tokens, self.stop_ids)
-        wanted = Wanted([request.prompt_ids], limits, self.sampling, Speculation(self.num_speculative_tokens))
+        wanted = DecodingRequest([request.prompt_ids], limits, self.sampling, Speculation(self.num_speculative_tokens))
         seeds, row_seeds = Seeds.of(self.seed), [row_seed(request.number)]
         token_ids: list[int] = []
         mistakes: list[int] = []
@@ -496,8 +496,8 @@ def requests_of(run: Run, *, first: int, world: int) -> Iterator[OnlineRequest]:
         max_new_tokens = min(recipe.data.max_seq_len - len(prompt_ids), recipe.data.max_new_tokens)
         if max_new_tokens < 1:
             raise UserError(
-                f"{request.prompt.source}: has {len(prompt_ids)} tokens, and data.max_seq_len is "
-                f"{recipe.data.max_seq_len}. Raise it, or leave out this row."
+                f"{request.prompt.source}: has {len(prompt_ids)} tokens, but data.max_seq_len is "
+                f"{recipe.data.max_seq_len}. Raise it, or remove this row."
             )
         yield OnlineRequest(request.number, request.source, tuple(prompt_ids), max_new_tokens)
 
@@ -580,7 +580,7 @@ class LiveRequests:
             self.ended = word == "ended"
             if not word:
                 raise UserError(
-                    f"{self.recipe}: the process that serves requests ended ({self.process.wait()}); its output is "
+                    f"{self.recipe}: the serving process exited ({self.process.wait()}); its output is "
                     "above. Run the same command again: served requests are kept."
                 )
         return self.journal.read(self.journal.of_update(update)[: max(0, self.served - update * own)])

@@ -74,7 +74,7 @@ class Source:
     def report(self) -> str:
         """Return one line per mistake: those of the file by line, then those of the command line."""
         located = sorted(self._located(path, problem) for path, problem in self.mistakes.items())
-        more = ["There are more mistakes than these."] if len(located) > MAX_MISTAKES else []
+        more = ["There are more errors."] if len(located) > MAX_MISTAKES else []
         return "\n".join([line for _, line in located[:MAX_MISTAKES]] + more)
 
     def _located(self, path: KeyPath, problem: str) -> tuple[tuple[bool, int], str]:
@@ -142,10 +142,10 @@ def note_lines(node: yaml.Node, path: KeyPath, source: Source, count: list[int])
         kept: dict[str, Any] = {}
         for key, value in node.value:
             if not isinstance(key, yaml.ScalarNode) or not key.tag.endswith(":str"):
-                raise yaml.MarkedYAMLError(problem="keys must be plain text", problem_mark=key.start_mark)
+                raise yaml.MarkedYAMLError(problem="keys must be strings", problem_mark=key.start_mark)
             here, line = (*path, key.value), key.start_mark.line + 1
             if key.value in kept:
-                source.add(here, f"is given twice, in lines {source.lines[here]} and {line}. Keep one.")
+                source.add(here, f"is set twice, in lines {source.lines[here]} and {line}. Keep one.")
                 source.lines[here] = line
                 continue
             kept[key.value], source.lines[here] = (key, value), line
@@ -197,7 +197,7 @@ def resolved_value(config: Any, step: str | int, written: Any, path: KeyPath, so
     if not isinstance(written, str) or ("${" not in written and written != MISSING):
         return written
     if written == MISSING:
-        source.add(path, "must be given, got ???.")
+        source.add(path, "must be set, got ???.")
         return UNREADABLE
     try:
         value = config[step]
@@ -207,7 +207,7 @@ def resolved_value(config: Any, step: str | int, written: Any, path: KeyPath, so
         missing = re.search("key '(.+)' not found", fact)
         near = nearest_key(key_path(missing[1]), source.keys) if missing else None
         hint = f" Did you mean ${{{near}}}?" if near else ""
-        source.add(path, f"cannot be filled in, got {written!r}: {fact}.{hint}")
+        source.add(path, f"cannot be resolved, got {written!r}: {fact}.{hint}")
         return UNREADABLE
 
 
@@ -251,7 +251,7 @@ def add_validation_errors(error: ValidationError, values: Any, model: type[BaseM
         if not any(len(other) > len(path) and other[: len(path)] == path for other in found):
             problem = " or ".join(dict.fromkeys(problems))
             if not problem.endswith((".", "?")):  # a message of pydantic
-                problem = f"is wrong: {problem}, got {short(repr(value_at(path, values)))}."
+                problem = f"is invalid: {problem}, got {short(repr(value_at(path, values)))}."
             source.add(path, problem)
 
 
@@ -272,7 +272,7 @@ def path_and_value(details: ErrorDetails, values: Any) -> tuple[KeyPath, Any]:
 def message(details: ErrorDetails, path: KeyPath, value: Any, known: Mapping[str, Any]) -> str:
     match details["type"]:
         case "missing":
-            return "must be given."
+            return "must be set."
         case "value_error":
             return details["msg"].removeprefix("Value error, ")
         case "extra_forbidden":
@@ -308,7 +308,7 @@ def key_path(key: str) -> KeyPath:
 
 
 MOST_MIB = 1  # of a recipe; the longest here has 3 KiB
-HINT = "Name a recipe, which is a YAML file; `widedraft recipes` lists those that come with it."
+HINT = "Pass a recipe (a YAML file); `widedraft recipes` lists those that ship with widedraft."
 
 RESOLVED = "# Resolved by widedraft"  # first words of every recipe written by a stage
 
@@ -390,7 +390,7 @@ def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
         RecipeError: If the file cannot be read; otherwise with every mistake of file and command line, one line each.
     """
     try:
-        text = read_text(Path(path), remedy=HINT, most_mib=MOST_MIB)
+        text = read_text(Path(path), hint=HINT, most_mib=MOST_MIB)
     except UserError as error:
         raise RecipeError(str(error)) from error
     recipe, from_environment = load(text, str(path), overrides, Recipe)
@@ -405,7 +405,7 @@ def load_scoring(overrides: Sequence[str]) -> Scoring:
 
 def save_recipe(recipe: Recipe, path: Path) -> None:
     """Write a resolved recipe; it loads back equal in the same environment."""
-    header = f"{RESOLVED}: every default is written out, every interpolation filled in but of the environment.\n"
+    header = f"{RESOLVED}: with all defaults, and all interpolations resolved except environment variables.\n"
     write_text(header + OmegaConf.to_yaml(OmegaConf.create(recipe.to_save())), path)
 
 
@@ -425,34 +425,34 @@ def is_recipe(word: str) -> bool:
     return "=" not in word and Path(word).suffix.lower() in RECIPE_SUFFIXES
 
 
-def values_alone(words: tuple[str, ...]) -> tuple[str, ...]:
+def only_overrides(words: tuple[str, ...]) -> tuple[str, ...]:
     if more := [word for word in words if is_recipe(word)]:
         raise ValueError(
-            f"must be values of the one recipe this command takes, got another: {more[0]}. "
+            f"must be overrides, as this command takes one recipe, got another recipe: {more[0]}. "
             "Run it once for each; only `widedraft check` takes several."
         )
     return words
 
 
 def one_recipe(words: tuple[str, ...]) -> tuple[str, ...]:
-    return (*words[:1], *values_alone(words[1:]))
+    return (*words[:1], *only_overrides(words[1:]))
 
 
 RecipeFile = Annotated[
     Path,
-    Field(description="A YAML file; `widedraft recipes` writes those that come with it."),
+    Field(description="A YAML file; `widedraft recipes` writes those that ship with widedraft."),
     Flag(metavar="RECIPE", is_word=True),
 ]
 Overrides = Annotated[
     tuple[str, ...],
-    Field(description="Replaces the recipe's value of a dotted key."),
+    Field(description="Override of a dotted key."),
     Flag(metavar="key=value", is_word=True),
-    AfterValidator(values_alone),
+    AfterValidator(only_overrides),
 ]
 RecipeWords = Annotated[tuple[str, ...], Flag(metavar="RECIPE | key=value", is_word=True), AfterValidator(one_recipe)]
 Debug = Annotated[
     bool,
-    Field(description="The same with a tiny random target and few steps, in <run>-debug: minutes on two cores."),
+    Field(description="Use a tiny random target and few steps, in <run>-debug: minutes on two cores."),
 ]
 
 
@@ -471,7 +471,7 @@ class NamesRecipe(Protocol):
 
 ProfileFolder = Annotated[
     Path | None,
-    Field(description="Record a training step: trace and table."),
+    Field(description="Profile a training step: trace and table."),
     Flag(metavar="DIR"),
 ]
 
@@ -485,4 +485,4 @@ def require_profile_folder(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(f"--profile {folder}: is no folder ({error.strerror}). Name another.") from error
+        raise UserError(f"--profile {folder}: not writable ({error.strerror}). Choose another.") from error

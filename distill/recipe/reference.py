@@ -86,7 +86,7 @@ def one_kind(node: Schema, schema: Schema) -> str:
 
 SCHEMA_PATH = Path(__file__).parents[2] / "recipes" / "recipe.schema.json"
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
-INTERPOLATION = {"type": "string", "pattern": r"\$\{.+\}", "description": "A ${key} filled in from another key."}
+INTERPOLATION = {"type": "string", "pattern": r"\$\{.+\}", "description": "A ${key} that refers to another key."}
 
 
 def recipe_schema() -> dict[str, Any]:

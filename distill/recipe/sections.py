@@ -77,20 +77,20 @@ class DataConfig(Section):
     Responses to held-out prompts are always the target's: acceptance can be measured only on its own responses.
     """
 
-    prompts: tuple[PromptSource, ...] = Field(default=(), strict=False, description="Where prompts are read from.")
+    prompts: tuple[PromptSource, ...] = Field(default=(), strict=False, description="Sources of prompts.")
     responses: Literal["written", "given"] = Field(
         default="written",
-        description="written: the target generates the responses to train on; given: the rows of prompts hold them.",
+        description="written: the target generates the training responses; given: they are in the rows of prompts.",
     )
     self_written_prompts: int = Field(default=0, ge=0, description="Prompts that the target generates itself.")
     num_eval_prompts: int = Field(
         default=64, ge=1, description="Prompts held out of training, drawn with the seed, for metrics and evaluation."
     )
-    max_seq_len: int = Field(default=1024, ge=2, description="Maximum tokens of prompt and response together.")
+    max_seq_len: int = Field(default=1024, ge=2, description="Maximum tokens of prompt plus response.")
     max_new_tokens: MaxNewTokens = Field(default=256, description="Maximum tokens of a response.")
     temperature: Temperature = Field(default=0.0, description="Sampling temperature of the responses; 0 is greedy.")
     top_p: float = Field(default=1.0, gt=0, le=1, description="Nucleus sampling; 1 samples from all tokens.")
-    batch_size: BatchSize = Field(default=48, description="Sequences decoded together.")
+    batch_size: BatchSize = Field(default=48, description="Batch size of generation.")
 
     @property
     def shard_size(self) -> int:
@@ -157,10 +157,9 @@ class TeacherConfig(Section):
 def reject_k_beyond(teacher: TeacherConfig, *, vocab: int, rows: int) -> None:
     """Raise UserError if k exceeds the number of ids of the vocabulary or of the draft's head."""
     if teacher.is_cache and teacher.contents == "top_k" and teacher.k > rows:
-        most = "the target's vocab_size" if rows == vocab else "the number of ids the draft says"
+        most = "the target's vocab_size" if rows == vocab else "the size of the draft's vocabulary"
         raise UserError(
-            f"distill.teacher.k must be at most {most}, got {teacher.k} and {rows}. "
-            "Keep fewer entries, or hidden states."
+            f"distill.teacher.k must be at most {most}, got {teacher.k} and {rows}. Lower it, or store hidden states."
         )
 
 
@@ -173,7 +172,7 @@ def reject_cut_entries(teacher: TeacherConfig, *, vocab_size: int, of_teacher: i
     if teacher.keeps_entries and of_teacher > vocab_size:
         raise UserError(
             f"distill.teacher.contents must be hidden when the vocabularies differ: the target has {of_teacher} "
-            f"entries, of which {vocab_size} are shared, and {teacher.contents} was taken of all of them. "
+            f"entries, of which {vocab_size} are shared, but {teacher.contents} covers all of them. "
             "Choose another run_name with contents hidden, or with a live teacher."
         )
 
@@ -265,7 +264,7 @@ class ExportConfig(Section):
     engines: list[EngineName] = Field(
         default=[],
         description="Engines that will serve the draft. `widedraft check` rejects shapes they do not support; the "
-        "draft is the same.",
+        "draft does not change.",
     )
     tensor_parallel: TensorParallel = Field(default=1, description="Tensor parallel size of those engines.")
 
@@ -299,9 +298,9 @@ class TextDomain(Section):
         description="A file: JSON lines if it ends in .jsonl or .json (.gz too), else plain text.",
     )
     dataset: str | None = Field(default=None, min_length=1, description="A hub id or directory for `datasets`.")
-    config: str | None = Field(default=None, min_length=1, description="Configuration of the data set.")
-    split: str = Field(default="train", min_length=1, description="Split of the data set.")
-    field: str = Field(default="text", min_length=1, description="Field of a row that holds the text.")
+    config: str | None = Field(default=None, min_length=1, description="Configuration of the dataset.")
+    split: str = Field(default="train", min_length=1, description="Split of the dataset.")
+    field: str = Field(default="text", min_length=1, description="Field with the text.")
     weight: float = Field(default=1.0, gt=0, description="Initial weight, relative to the other domains.")
     reference_loss_nats: float | None = Field(
         default=None,
@@ -320,7 +319,7 @@ class TextConfig(Section):
     domains: tuple[TextDomain, ...] = Field(
         strict=False,
         json_schema_extra={"minItems": 1},
-        description="Sources of text, each with a weight.",
+        description="Weighted sources of text.",
     )
     max_seq_len: int = Field(default=1024, ge=2, description="Tokens per sequence.")
     num_eval_sequences: int = Field(
@@ -337,9 +336,8 @@ class TextConfig(Section):
 
 
 TIED_AND_FROZEN = (
-    "distill.freeze_input_embeddings must be left out of a draft whose output head is its input embedding: the head "
-    "would not be trained either. Leave it out, or give architecture.vocabulary a size, which makes the head a matrix "
-    "of its own."
+    "distill.freeze_input_embeddings must not be set for a draft with tied embeddings: the head would not be trained "
+    "either. Remove it, or set architecture.vocabulary.size, which unties the head."
 )
 
 
@@ -353,7 +351,7 @@ def missing_package(name: str) -> str | None:
         return None
     return (
         f"distill.loggers.{name}: the package {name} is not installed. "
-        f"Run `pip install 'widedraft[{name}]'`, or leave the logger out."
+        f"Run `pip install 'widedraft[{name}]'`, or remove the logger."
     )
 
 
@@ -395,7 +393,7 @@ class DistillConfig(Section):
         default=0.0,
         ge=0,
         le=1,
-        description="Share of the input tokens outside architecture.vocabulary that the student sees as one unknown "
+        description="Fraction of the input tokens outside architecture.vocabulary that the student sees as one unknown "
         "id, for drafts with their own tokenizer (`widedraft export --form own-tokenizer`).",
     )
     freeze_input_embeddings: bool = Field(
@@ -425,7 +423,7 @@ class DistillConfig(Section):
     device_eval_batch_size: int = Field(default=8, ge=1, description="Sequences per evaluation step of a device.")
     packing: bool = Field(
         default=False,
-        description="Pack several sequences into a row where that saves padding.",
+        description="Pack several sequences into a row if that saves padding.",
     )
     precision: PrecisionOrAuto = Field(
         default="amp_bf16",
@@ -444,7 +442,7 @@ class DistillConfig(Section):
     save_num_checkpoints_to_keep: int = Field(
         default=2,
         ge=1,
-        description="Newest checkpoints kept; one more while writing.",
+        description="Number of newest checkpoints to keep; one more while writing.",
     )
     checkpoints: Literal["whole", "sharded"] = Field(
         default="whole",
@@ -454,7 +452,7 @@ class DistillConfig(Section):
     parallelism: Literal["ddp", "fsdp2", "hsdp"] = Field(
         default="ddp",
         description="ddp: whole student on each process; fsdp2: sharded over all processes; hsdp: sharded within a "
-        "machine, replicated across machines. Also for learned masks.",
+        "machine, replicated across machines. Also applies to mask training.",
     )
     shard_degree: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
         default="auto",
@@ -470,12 +468,11 @@ class DistillConfig(Section):
     )
     push_to_hub: RepoId | None = Field(
         default=None,
-        description="Private hub repository to which `widedraft run` pushes the evaluated draft; see also "
-        "`widedraft push`.",
+        description="Private hub repository to which `widedraft run` pushes the evaluated draft; see `widedraft push`.",
     )
     online: OnlineConfig | None = Field(
         default=None,
-        description="Learn from requests while they are served; null trains on existing responses.",
+        description="Train on requests while serving them; null: train on existing responses.",
     )
 
     @field_validator("loss")

@@ -17,14 +17,14 @@ from distill.recipe.sections import TeacherConfig, is_plain_text, split_time
 Recipe: TypeAlias = Any  # distill.recipe.recipe.Recipe, which imports this module
 Broken: TypeAlias = Iterator[tuple[str, str]]
 
-ALL_SERVED = "A live teacher, or a cache with contents hidden, serves all."
+ALL_SERVED = "A live teacher, or a cache with contents hidden, supports all."
 WARMUP_UNITS = {"ep": ("ep", "ba", "dur"), "ba": ("ep", "ba", "dur"), "sp": ("sp", "dur"), "tok": ("tok", "dur")}
 NOT_ONLINE = {  # keys of distill with the only value that online mode supports, and why
-    "train_on": ("responses", "the responses to requests are learned"),
+    "train_on": ("responses", "it trains on the responses to requests"),
     "unknown_inputs": (0.0, "the serving draft reads every token id"),
     "samples": ("teacher", "the target generates the responses"),
-    "packing": (False, "each request is a row of its own"),
-    "parallelism": ("ddp", "each process hands its whole draft to its server"),
+    "packing": (False, "each request is a separate row"),
+    "parallelism": ("ddp", "each process passes its whole draft to its server"),
 }
 SEARCHED = {"whole": set(), "spread": {"merge_order"}, "layers": {"merge_order", "removal_order"}}
 
@@ -40,15 +40,15 @@ def data_rules(recipe: Recipe) -> Broken:
     if given and not data.prompts:
         yield (
             "data.responses",
-            "must be written when data.prompts is empty, got given. Name the rows that bring responses.",
+            "must be written when data.prompts is empty, got given. Set data.prompts to rows with responses.",
         )
     if given and data.self_written_prompts:
         yield (
             "data.self_written_prompts",
-            "must be left out when data.responses is given: such prompts bring no response.",
+            "must not be set when data.responses is given: generated prompts have no response.",
         )
     if not given and not data.prompts and not data.self_written_prompts:
-        yield "data.self_written_prompts", "must be > 0 when data.prompts is empty, got 0. Name a source of prompts."
+        yield "data.self_written_prompts", "must be > 0 when data.prompts is empty, got 0. Set data.prompts."
     if data.max_new_tokens >= data.max_seq_len:
         yield "data.max_new_tokens", f"must be < data.max_seq_len, got {data.max_new_tokens} and {data.max_seq_len}."
     if data.temperature == 0 and data.top_p < 1:
@@ -72,7 +72,7 @@ def target_rules(recipe: Recipe) -> Broken:
         if masks:
             yield "architecture.method", f"must not be learned_masks {when}: masks train all weights."
         if distill.online is not None:
-            yield "distill.online", f"must be left out {when}: each token would load all weights."
+            yield "distill.online", f"must not be set {when}: each token would load all weights."
         elif distill.teacher.source == "live":
             yield "distill.teacher.source", f"must be cache or none {when}: every batch would load all weights."
 
@@ -91,12 +91,12 @@ def training_rules(recipe: Recipe) -> Broken:
         if on_text and split_time(getattr(distill, name))[1] == "ep":
             yield f"distill.{name}", "must not be in ep when distill.train_on is text, which has no epochs."
     if on_text and teacher.is_cache:
-        yield "distill.teacher.source", "must be live or none when distill.train_on is text: a cache is of responses."
+        yield "distill.teacher.source", "must be live or none when distill.train_on is text: caches hold responses."
     if distill.unknown_inputs:
         if distill.freeze_input_embeddings:
             yield (
                 "distill.freeze_input_embeddings",
-                "must be false with distill.unknown_inputs, which train a row of it.",
+                "must be false with distill.unknown_inputs, which trains an input embedding.",
             )
         if architecture.vocabulary is None and architecture.source is None and architecture.plan is None:
             yield "distill.unknown_inputs", f"must be 0 without architecture.vocabulary, got {distill.unknown_inputs}."
@@ -114,7 +114,7 @@ def training_rules(recipe: Recipe) -> Broken:
     for name, is_used in used.items():
         value = getattr(teacher, name)
         if not is_used and value != TeacherConfig.model_fields[name].default:
-            yield f"distill.teacher.{name}", f"must be left out {when}, got {value}."
+            yield f"distill.teacher.{name}", f"must not be set {when}, got {value}."
     for term in terms:
         if term.loss.needs > teacher.tells:
             served = " or ".join(teacher.served_losses)
@@ -133,7 +133,7 @@ def training_rules(recipe: Recipe) -> Broken:
         elif only_tokens:
             yield (
                 "distill.samples",
-                f"must be teacher when distill.loss is {terms[0].name}: it would learn its own tokens.",
+                f"must be teacher when distill.loss is {terms[0].name}: the student would train on its own tokens.",
             )
         if distill.samples == "mix_token" and teacher.is_sharded:
             yield "distill.samples", "must be student or mix_request when distill.teacher.parallelism is fsdp2."
@@ -151,7 +151,7 @@ def training_rules(recipe: Recipe) -> Broken:
     if size == "auto" and not is_ddp:
         yield "distill.parallelism", "must be ddp when distill.device_train_microbatch_size is auto."
     if distill.shard_degree != "auto" and distill.parallelism != "hsdp":
-        yield "distill.shard_degree", f"must be left out when distill.parallelism is {distill.parallelism}."
+        yield "distill.shard_degree", f"must not be set when distill.parallelism is {distill.parallelism}."
 
     # Schedule
     scheduler, duration = distill.scheduler, distill.max_duration
@@ -163,20 +163,20 @@ def training_rules(recipe: Recipe) -> Broken:
         scheduler.name == "constant_with_warmup"
         and scheduler.alpha_f != type(scheduler).model_fields["alpha_f"].default
     ):
-        yield "distill.scheduler.alpha_f", "must be left out of constant_with_warmup, which ends at lr."
+        yield "distill.scheduler.alpha_f", "must not be set with constant_with_warmup, which ends at lr."
 
 
 def online_rules(recipe: Recipe) -> Broken:
     distill, online = recipe.distill, recipe.distill.online
     for name, (wanted, why) in NOT_ONLINE.items():
         if getattr(distill, name) != wanted:
-            yield f"distill.{name}", f"must be left out with distill.online: {why}."
+            yield f"distill.{name}", f"must not be set with distill.online: {why}."
     if not distill.teacher.is_cache or distill.teacher.contents != "hidden":
-        yield "distill.teacher", "must have source cache and contents hidden with distill.online, which keeps them."
+        yield "distill.teacher", "must have source cache and contents hidden with distill.online."
     if recipe.data.responses == "given":
         yield "data.responses", "must be written with distill.online, got given."
     if distill.global_train_batch_size < online.update_interval:
-        most = f"got {online.update_interval} and {distill.global_train_batch_size}: a step learns all new requests"
+        most = f"got {online.update_interval} and {distill.global_train_batch_size}: a step trains on all new requests"
         yield "distill.online.update_interval", f"must be at most distill.global_train_batch_size, {most}."
     if distill.max_duration != "1ep" and not distill.max_duration.endswith("ba"):
         problem = f"must be in ba, or 1ep for the whole stream, with distill.online, got {distill.max_duration}."
@@ -195,23 +195,23 @@ def text_rules(recipe: Recipe) -> Broken:
     reading = [reader for reader, reads in readers.items() if reads]
     if text is None:
         if reading:
-            yield "text", f"must be given when {reading[0]}."
+            yield "text", f"must be set when {reading[0]}."
         return
     if not reading:
-        yield "text", f"must be left out unless {' or '.join(readers)}."
+        yield "text", f"must not be set unless {' or '.join(readers)}."
     if not text.domains or len({domain.name for domain in text.domains}) < len(text.domains):
-        yield "text.domains", "must hold at least one domain, each with a name of its own."
+        yield "text.domains", "must contain at least one domain, with unique names."
     for number, domain in enumerate(text.domains):
         key = f"text.domains[{number}]"
         if (domain.path is None) == (domain.dataset is None):
-            yield f"{key}.dataset", "must be given, or path: one of the two."
+            yield f"{key}.dataset", "must be set, or path: exactly one of the two."
         elif domain.path is not None:
             if domain.config is not None:
-                yield f"{key}.config", "must be left out with path: a file has no configurations."
+                yield f"{key}.config", "must not be set with path: a file has no configurations."
             if domain.split != "train":
-                yield f"{key}.split", "must be left out with path: a file has no splits."
+                yield f"{key}.split", "must not be set with path: a file has no splits."
             if is_plain_text(domain.path) and domain.field != "text":
-                yield f"{key}.field", f"must be left out of plain text, got {domain.field!r} and {domain.path!r}."
+                yield f"{key}.field", f"must not be set for plain text, got {domain.field!r} and {domain.path!r}."
     lacking = [domain.name for domain in text.domains if domain.reference_loss_nats is None]
     if distill.train_on == "text" and distill.teacher.source == "none" and lacking and text.mixture != "fixed":
         problem = (
@@ -243,7 +243,7 @@ def reject_unfit(recipe: Recipe, model_type: str) -> None:
     family = FAMILIES.get(model_type)
     for feature, (key, requests) in FEATURES.items():
         if family is not None and requests(recipe):
-            family.refuse(feature, key)
+            family.reject(feature, key)
 
 
 def reject_orders(placement: Placement, missing: set[str]) -> None:
@@ -252,6 +252,6 @@ def reject_orders(placement: Placement, missing: set[str]) -> None:
     if methods:
         raise UserError(
             f"target.placement is {placement}: architecture.method {methods[0]} runs the target without each of its "
-            "layers, with all weights in memory. Take block_influence, or the order found on a larger machine "
+            "layers, with all weights in memory. Use block_influence, or the order found on a larger machine "
             "(architecture.plan or architecture.scores)."
         )

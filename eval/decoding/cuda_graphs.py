@@ -60,11 +60,11 @@ def why_not_captured(model: PreTrainedModel) -> str | None:
     kinds = [each.get("rope_type", "") for each in (rope, *rope.values()) if isinstance(each, dict)]
     at_positions = [kind for kind in kinds if "dynamic" in kind or kind == "longrope"]
     if not takes_rows(model):
-        reason = f"steps of a model of type {model.config.model_type} are not captured here."
+        reason = f"CUDA graphs are not supported for model type {model.config.model_type}."
     elif (held := held_otherwise(model)) is not None:
-        reason = f"its {held}, so its steps are not captured here."
+        reason = f"its {held}, which CUDA graphs do not support."
     elif at_positions:
-        reason = f"its rotary embedding ({at_positions[0]}) is chosen anew at every step by how long the text is."
+        reason = f"its rotary embedding ({at_positions[0]}) depends on the sequence length."
     else:
         return None
     return f"{model.name_or_path}: {reason}"
@@ -79,7 +79,7 @@ class CudaRecorder:
 
     def __init__(self, device: torch.device) -> None:
         if device.type != "cuda":
-            raise UserError(f"--capture needs a GPU, and the models are on {device}. Leave out --capture.")
+            raise UserError(f"--capture needs a GPU, but the models are on {device}. Remove --capture.")
         self.device = device
         self.stream = cast("torch.cuda.Stream", torch.cuda.Stream(device))
         self.first: torch.cuda.CUDAGraph | None = None  # keeps the pool alive: without graphs it cannot be reused
@@ -120,7 +120,7 @@ class CapturedSteps:
     def require(self, model: PreTrainedModel) -> None:
         """Raise UserError if a model's steps cannot be captured; call before measuring anything."""
         if (reason := why_not_captured(model)) is not None:
-            raise UserError(f"{reason} Leave out --capture.")
+            raise UserError(f"{reason} Remove --capture.")
         if id(model) not in self.recorders:
             self.recorders[id(model)] = self.recorder_on(model.device)
 
@@ -233,7 +233,7 @@ def generation_opener(model: PreTrainedModel) -> Opener:
     if model.device.type != "cuda":
         return open_sequencer
     if (reason := why_not_captured(model)) is not None:
-        say(reason)
+        warn_slow(reason)
         return open_sequencer
     return BatchSteps(CapturedSteps())
 
@@ -246,7 +246,7 @@ class BatchSteps:
 
     def __init__(self, steps: CapturedSteps) -> None:
         self.steps = steps
-        self.has_said = False
+        self.has_warned = False
 
     def __call__(
         self, model: PreTrainedModel, prompts: Sequence[Sequence[int]], *, capacity: int, **how: Any
@@ -263,12 +263,12 @@ class BatchSteps:
         needed, free = rows * slots * bytes_per_slot(model), free_bytes(model.device)
         if needed <= MOST_OF_FREE * free:
             return True
-        if not self.has_said:
-            say(
-                f"{model.name_or_path}: {rows} rows of {slots} tokens take a cache of {needed / 2**30:.1f} GiB, and "
-                f"{free / 2**30:.1f} are free; such batches are not captured. Fewer rows or new tokens would be."
+        if not self.has_warned:
+            warn_slow(
+                f"{model.name_or_path}: the KV cache of {rows} x {slots} tokens needs {needed / 2**30:.1f} GiB, but "
+                f"{free / 2**30:.1f} are free; not captured. Use a smaller batch or fewer new tokens."
             )
-        self.has_said = True
+        self.has_warned = True
         return False
 
 
@@ -279,5 +279,5 @@ def bytes_per_slot(model: PreTrainedModel) -> int:
     return sum(tensor.numel() * tensor.element_size() // tensor.shape[2] for tensor in tensors)
 
 
-def say(reason: str) -> None:
-    print(f"responses by eager steps, several times slower: {reason}", file=sys.stderr)
+def warn_slow(reason: str) -> None:
+    print(f"generating without CUDA graphs, several times slower: {reason}", file=sys.stderr)

@@ -23,7 +23,7 @@ from architectures.sharing import ALONE, Share
 from eval.decoding.cuda_graphs import generation_opener
 from eval.decoding.kv_cache import Opener
 from eval.decoding.sampling import DRAWS, Decoded, Limits, Sampling
-from eval.decoding.speculative import Emitted, Wanted, decode_steps
+from eval.decoding.speculative import DecodingRequest, Emitted, decode_steps
 from eval.large_targets import load_target
 from eval.models import context_length_of, load_tokenizer, stop_token_ids, text_config, tokenizer_identity
 from eval.prompts import Prompt, drop_too_long, render_prompt, template_hash
@@ -33,11 +33,11 @@ from eval.responses import (
     RecordedTurn,
     ShardPart,
     Trace,
-    asked,
     claim_shards,
     first_turns,
     num_turns,
     one_at_a_time,
+    prompt_record,
     require_rows_for_row,
     rows_of,
     shard_paths,
@@ -87,7 +87,7 @@ def write_traces(
     record = {
         "target": fingerprint_checkpoint(target),
         "template": template_hash(tokenizer),
-        "prompts": fingerprint_value([asked(prompt) for prompt in prompts]),
+        "prompts": fingerprint_value([prompt_record(prompt) for prompt in prompts]),
         **settings.claimed,
         **claimed_draws(settings.temperature, generator.draws),
     }
@@ -130,8 +130,8 @@ def within_context(target: Path, settings: DecodingSettings) -> DecodingSettings
     longest = limit.tokens - settings.max_new_tokens
     if longest < 1:
         raise UserError(
-            f"{target}: {limit.origin}, so responses of max_new_tokens={settings.max_new_tokens} leave no "
-            "room for a prompt. Lower max_new_tokens."
+            f"{target}: {limit.origin}; max_new_tokens={settings.max_new_tokens} leaves no "
+            "tokens for a prompt. Lower max_new_tokens."
         )
     return replace(settings, max_prompt_len=min(settings.max_prompt_len, longest))
 
@@ -229,7 +229,7 @@ class LocalGenerator:
         self.advance(work - steps * step_work, items=0)
 
     def decode(self, batch: Sequence[Rendered]) -> Iterator[Emitted | tuple[int, Decoded]]:
-        wanted = Wanted(
+        wanted = DecodingRequest(
             [ids for ids, _ in batch],
             Limits(self.settings.max_new_tokens, stop_token_ids(self.model)),
             sampling_of(self.settings),

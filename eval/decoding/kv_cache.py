@@ -59,15 +59,15 @@ def new_cache(model: PreTrainedModel) -> DynamicCache:
     kinds = sorted({type(layer).__name__ for layer in cache.layers if type(layer) is not DynamicLayer})
     if kinds:
         raise UserError(
-            f"{model.config.name_or_path}: its layers keep their past in {', '.join(kinds)}, which cannot be rolled "
-            "back after a rejected token. Score a model whose layers all attend to the whole past."
+            f"{model.config.name_or_path}: its cache layers {', '.join(kinds)} cannot be rolled "
+            "back after a rejected token. Use a model with full attention in all layers."
         )
     return cache
 
 
 def roll_back(cache: DynamicCache, length: int) -> None:
     surplus = cache.get_seq_length() - length
-    assert surplus >= 0, f"the cache holds {length + surplus} tokens, fewer than the {length} to keep"
+    assert surplus >= 0, f"the cache has {length + surplus} tokens, fewer than the {length} to keep"
     cache.crop(-surplus)  # transformers 5 takes the number of tokens to remove, negative
     assert cache.get_seq_length() == length
 
@@ -112,7 +112,7 @@ class RowCache:
 
     def get_seq_length(self, _layer_idx: int = 0) -> int:
         """Raise AssertionError; models only call this if they were given no positions."""
-        raise AssertionError("the lengths of the rows differ: give position_ids and a mask")
+        raise AssertionError("row lengths differ: pass position_ids and a mask")
 
     def widen(self, capacity: int) -> None:
         missing, self.capacity = capacity - self.capacity, capacity
@@ -386,7 +386,7 @@ class TranslationSequencer:
     def feed(self, ids_BT: Tensor, spans: Sequence[Span], *, whole: bool) -> Tensor:
         """See Sequencer; all rows must be fed the same number of tokens."""
         [(start, count)] = set(spans)
-        assert ids_BT.shape == (len(spans), count), f"rows of {count} tokens, got {tuple(ids_BT.shape)}"
+        assert ids_BT.shape == (len(spans), count), f"expected rows of {count} tokens, got {tuple(ids_BT.shape)}"
         roll_back(self.own_past, start)
         output = self.model(
             encoder_outputs=BaseModelOutput(last_hidden_state=self.encoded_BSH),

@@ -74,7 +74,7 @@ def penalised(logits_NV: Tensor, sampling: Sampling, seen_NV: Tensor | None) -> 
     logits_NV = logits_NV if logits_NV.dtype is torch.float64 else logits_NV.float()
     if sampling.repetition_penalty == 1:
         return logits_NV
-    assert seen_NV is not None, "a repetition penalty needs the tokens seen"
+    assert seen_NV is not None, "a repetition penalty needs the preceding tokens"
     factor = sampling.repetition_penalty
     lowered_NV = torch.where(logits_NV < 0, logits_NV * factor, logits_NV / factor)
     return torch.where(seen_NV, lowered_NV, logits_NV)

@@ -102,7 +102,7 @@ class LookupFirst:
 
 
 @dataclass(frozen=True)
-class Wanted:
+class DecodingRequest:
     """Decoding request.
 
     Attributes:
@@ -153,7 +153,7 @@ class Wanted:
 
     def __post_init__(self) -> None:
         if not all(self.prompts):
-            raise ValueError("every prompt needs at least one token, got one of 0 prompt tokens.")
+            raise ValueError("every prompt needs at least one token, got a prompt of 0 tokens.")
 
 
 @dataclass(frozen=True)
@@ -165,14 +165,14 @@ class Streams:
     target_BD: Tensor
 
     @classmethod
-    def of(cls, wanted: Wanted, seeds: Seeds, row_seeds: Sequence[int], device: torch.device) -> "Streams":
+    def of(cls, request: DecodingRequest, seeds: Seeds, row_seeds: Sequence[int], device: torch.device) -> "Streams":
         """Draw the numbers; those of a sequence depend only on the stream's seed and its row seed."""
         # A row one token from its end takes part in steps as wide as the longest proposal of the others.
         widest = max(
-            wanted.speculation.num_speculative_tokens if wanted.speculation else 0,
-            wanted.lookup_first.size_m if wanted.lookup_first else 0,
+            request.speculation.num_speculative_tokens if request.speculation else 0,
+            request.lookup_first.size_m if request.lookup_first else 0,
         )
-        count = wanted.limits.max_new_tokens + widest + 1
+        count = request.limits.max_new_tokens + widest + 1
         return cls(*(stream(seed, row_seeds, count, device) for seed in (seeds.draft, seeds.accept, seeds.target)))
 
 
@@ -251,19 +251,19 @@ class Batch:
     def __init__(
         self,
         models: Sequence[PreTrainedModel],
-        wanted: Wanted,
+        request: DecodingRequest,
         streams: Streams,
         indices: Sequence[int],
         opener: Opener = open_sequencer,
     ) -> None:
-        if wanted.target_vocab is None and head_ids(models[0]) is not None:
-            raise ValueError(f"{models[0].name_or_path}: says some ids alone; a target must be able to say every one.")
-        self.wanted, self.streams, self.device = wanted, streams, models[0].device
-        self.vocab_size = shared_vocab_size(*models) if wanted.target_vocab is None else wanted.target_vocab
-        self.texts = [Text(index, first_tokens(models[0], wanted.prompts[index])) for index in indices]
+        if request.target_vocab is None and head_ids(models[0]) is not None:
+            raise ValueError(f"{models[0].name_or_path}: outputs a reduced vocabulary; a target must output every id.")
+        self.request, self.streams, self.device = request, streams, models[0].device
+        self.vocab_size = shared_vocab_size(*models) if request.target_vocab is None else request.target_vocab
+        self.texts = [Text(index, first_tokens(models[0], request.prompts[index])) for index in indices]
         sequencers = [
             self.sequencer_of(opener, model, feeds)
-            for model, feeds in zip(models, wanted.feeds, strict=False)  # without a draft there is one model
+            for model, feeds in zip(models, request.feeds, strict=False)  # without a draft there is one model
         ]
         self.verifier, self.drafter = sequencers[0], sequencers[1] if len(models) > 1 else None
         self.output_ids_S = ids_below(models[-1], self.vocab_size)  # of the draft, or of the only model
@@ -275,9 +275,9 @@ class Batch:
         self.prefill_s = self.prefilled_s - start_s
 
     def sequencer_of(self, opener: Opener, model: PreTrainedModel, feeds: Sequence[Feed]) -> Sequencer:
-        capacity = max(len(text.context) for text in self.texts) + self.wanted.limits.max_new_tokens
-        prompts = [self.wanted.prompts[text.index] for text in self.texts]
-        goes_back = self.wanted.goes_back
+        capacity = max(len(text.context) for text in self.texts) + self.request.limits.max_new_tokens
+        prompts = [self.request.prompts[text.index] for text in self.texts]
+        goes_back = self.request.goes_back
         return opener(model, prompts, capacity=capacity, vocab_size=self.vocab_size, feeds=feeds, goes_back=goes_back)
 
     def read_contexts(self, sequencer: Sequencer) -> None:
@@ -287,7 +287,7 @@ class Batch:
 
     def seen_at_first(self) -> Tensor | None:
         """Return the mask of the tokens in each context; None without a repetition penalty."""
-        if self.wanted.sampling.repetition_penalty == 1:
+        if self.request.sampling.repetition_penalty == 1:
             return None
         seen_BV = torch.zeros(len(self.texts), self.vocab_size, dtype=torch.bool, device=self.device)
         for row, text in enumerate(self.texts):
@@ -308,7 +308,7 @@ class Batch:
 
     def append(self, tokens_B: Tensor, logp: Sequence[float] = ()) -> Iterator[Emitted]:
         for text, token, chance in zip_longest(self.texts, tokens_B.tolist(), logp):
-            text.extend([token], self.wanted.limits)
+            text.extend([token], self.request.limits)
             text.logp += [] if chance is None else [chance]
             yield Emitted(text.index, (token,))
         self.seen_BV = marked(self.seen_BV, tokens_B)
@@ -320,7 +320,7 @@ class Batch:
         return self.seen_BV.index_select(1, self.output_ids_S)
 
     def is_greedy(self, *, drafting: bool) -> bool:
-        return self.wanted.sampling.is_greedy or (drafting and self.wanted.rule == EXACT_GREEDY_DRAFT)
+        return self.request.sampling.is_greedy or (drafting and self.request.rule == EXACT_GREEDY_DRAFT)
 
     def draws(self, stream_BD: Tensor, count: int, *, drafting: bool = False) -> Sequence[Tensor | None]:
         """Return uniform numbers for each of the next `count` tokens; None each if nothing is drawn."""
@@ -332,7 +332,7 @@ class Batch:
         self, logits_BS: Tensor, seen_BS: Tensor | None, draws_B: Tensor | None, *, drafting: bool = False
     ) -> tuple[Tensor, Tensor | None]:
         """Return one column per row and the distribution it was drawn from; None when greedy."""
-        sampling = self.wanted.sampling
+        sampling = self.request.sampling
         if self.is_greedy(drafting=drafting):
             return penalised(logits_BS, sampling, seen_BS).argmax(dim=-1), None
         assert draws_B is not None  # see draws
@@ -346,7 +346,7 @@ class Batch:
 
     def retire(self) -> Iterator[tuple[int, Decoded]]:
         """Yield the finished sequences and drop their rows."""
-        elapsed_s, limits = clock_s(self.device) - self.prefilled_s, self.wanted.limits
+        elapsed_s, limits = clock_s(self.device) - self.prefilled_s, self.request.limits
         is_finished = [text.is_finished(limits) for text in self.texts]
         if not any(is_finished):
             return
@@ -354,7 +354,7 @@ class Batch:
         for text, finished in zip(self.texts, is_finished, strict=True):
             if finished:
                 ids, rounds = tuple(text.emitted), tuple(text.rounds)
-                how = self.wanted.rule, text.stopped, tuple(text.logp)
+                how = self.request.rule, text.stopped, tuple(text.logp)
                 yield text.index, Decoded(ids, rounds, self.prefill_s, elapsed_s, *how)
         if unfinished:
             for sequencer in (self.verifier, self.drafter):
@@ -379,9 +379,9 @@ class SpeculativeSteps:
     """Speculative decoding of a batch."""
 
     def __init__(self, batch: Batch) -> None:
-        assert batch.wanted.speculation is not None
-        self.batch, self.wanted, self.streams = batch, batch.wanted, batch.streams
-        self.speculation = batch.wanted.speculation
+        assert batch.request.speculation is not None
+        self.batch, self.request, self.streams = batch, batch.request, batch.streams
+        self.speculation = batch.request.speculation
 
     @property
     def texts(self) -> list[Text]:
@@ -406,7 +406,7 @@ class SpeculativeSteps:
 
     def turn(self) -> tuple[Proposals, list[int]]:
         """Return the proposals and their length per row; the draft skips rows with looked-up tokens."""
-        limits = [text.num_left(self.wanted.limits) - 1 for text in self.texts]
+        limits = [text.num_left(self.request.limits) - 1 for text in self.texts]
         lookups = [self.look_up(text, limit) for text, limit in zip(self.texts, limits, strict=True)]
         if self.batch.drafter is None:
             return Proposals(Proposal.nothing(len(lookups), self.batch.device), lookups), [len(ids) for ids in lookups]
@@ -418,13 +418,13 @@ class SpeculativeSteps:
         return Proposals(drafted, lookups), [len(ids) or count for ids, count in zip(lookups, counts, strict=True)]
 
     def look_up(self, text: Text, limit: int) -> list[int]:
-        if self.wanted.lookup is not None:
-            return self.wanted.lookup.continuation(
+        if self.request.lookup is not None:
+            return self.request.lookup.continuation(
                 text.everything(), min(self.speculation.num_speculative_tokens, limit)
             )
-        if self.wanted.lookup_first is None:
+        if self.request.lookup_first is None:
             return []
-        return self.wanted.lookup_first.continuation(text.everything(), limit)
+        return self.request.lookup_first.continuation(text.everything(), limit)
 
     def emit(
         self,
@@ -436,8 +436,8 @@ class SpeculativeSteps:
         looked_up: bool,
     ) -> Emitted:
         start, proposed = len(text.emitted), len(proposed_ids)
-        kept = text.extend(token_ids, self.wanted.limits)
-        copied = self.wanted.lookup_first if looked_up else None
+        kept = text.extend(token_ids, self.request.limits)
+        copied = self.request.lookup_first if looked_up else None
         asked = self.speculation.num_speculative_tokens if copied is None else copied.size_m
         round_ = Round(start, asked, proposed, kept - 1, len(self.texts), *seconds, looked_up)
         text.rounds.append(round_)
@@ -463,7 +463,7 @@ class SpeculativeSteps:
                 break
             columns_B, probs_BS = self.batch.pick(logits_BS, seen_BS, draws_B, drafting=True)
             tokens.append(tokens_of(columns_B, self.batch.output_ids_S))
-            probs.append(probs_BS if self.wanted.rule == REJECTION else None)
+            probs.append(probs_BS if self.request.rule == REJECTION else None)
             ids_BT, seen_BS = tokens[-1][:, None], marked(seen_BS, columns_B)
             spans = [
                 (text.length + step, int(step + 1 < count)) for text, count in zip(self.texts, counts, strict=True)
@@ -480,7 +480,7 @@ class SpeculativeSteps:
         The confidence depends only on earlier tokens and is known before anything is drawn, so decoding stays
         lossless.
         """
-        least = self.wanted.draft_p_min
+        least = self.request.draft_p_min
         if least == 0:  # avoids a device synchronisation
             return counts
         confidences = confidence_of(logits_BS).tolist()
@@ -501,7 +501,7 @@ class SpeculativeSteps:
 
     def judging_draws(self, proposal: Proposal) -> Draws | None:
         """Draw the random numbers of a step; before the target's forward pass, since this waits for the device."""
-        if self.wanted.sampling.is_greedy:
+        if self.request.sampling.is_greedy:
             return None
         accept_BD, target_BD, count = (
             self.streams.accept_BD,
@@ -513,12 +513,12 @@ class SpeculativeSteps:
     def judge(self, logits_BJV: Tensor, turn: Proposals, draws: Draws | None) -> Verdict:
         """Apply the acceptance rule, without waiting for the device."""
         flat_NV, seen_NV = logits_BJV.flatten(0, 1), self.seen_along(turn.proposal)
-        sampling, (rows, steps) = self.wanted.sampling, logits_BJV.shape[:2]
+        sampling, (rows, steps) = self.request.sampling, logits_BJV.shape[:2]
         if draws is None:
             return follow(penalised(flat_NV, sampling, seen_NV).argmax(dim=-1).view(rows, steps), turn.proposal)
-        assert self.wanted.rule is not None
+        assert self.request.rule is not None
         target_BJV = distribution(flat_NV, sampling, seen_NV).view(rows, steps, -1)
-        return turn.judged(self.wanted.rule, target_BJV, draws)
+        return turn.judged(self.request.rule, target_BJV, draws)
 
     def seen_along(self, proposal: Proposal) -> Tensor | None:
         """Return the tokens seen before each judged token, as [B x J, V]; None without a repetition penalty."""
@@ -565,8 +565,8 @@ def speculative_decode(
         One per prompt, in order.
     """
     models, lookup = ([target], draft) if isinstance(draft, NgramLookup) else ([target, draft], None)
-    wanted = Wanted(prompts, limits, sampling, speculation, lookup, lookup_first)
-    steps = decode_steps(models, wanted, seeds=seeds, row_seeds=row_seeds, opener=opener)
+    request = DecodingRequest(prompts, limits, sampling, speculation, lookup, lookup_first)
+    steps = decode_steps(models, request, seeds=seeds, row_seeds=row_seeds, opener=opener)
     return collected(steps, len(prompts))
 
 
@@ -581,14 +581,14 @@ def plain_decode(
     opener: Opener = open_sequencer,
 ) -> list[Decoded]:
     """Generate the target's continuations one token at a time; arguments as in `speculative_decode`."""
-    wanted = Wanted(prompts, limits, sampling)
-    steps = decode_steps([target], wanted, seeds=seeds, row_seeds=row_seeds, opener=opener)
+    request = DecodingRequest(prompts, limits, sampling)
+    steps = decode_steps([target], request, seeds=seeds, row_seeds=row_seeds, opener=opener)
     return collected(steps, len(prompts))
 
 
 def decode_steps(
     models: Sequence[PreTrainedModel],
-    wanted: Wanted,
+    request: DecodingRequest,
     *,
     seeds: Seeds = SEEDS,
     row_seeds: Sequence[int] | None = None,
@@ -608,15 +608,15 @@ def decode_steps(
     Raises:
         ValueError: If sampling without row seeds.
     """
-    everything = range(len(wanted.prompts))
-    if row_seeds is None and not wanted.sampling.is_greedy:
-        raise ValueError("sampled texts need row_seeds, one per prompt that no prompt of another call has, got None.")
-    draws = Streams.of(wanted, seeds, everything if row_seeds is None else row_seeds, models[0].device)
-    together = all(takes_rows(model, goes_back=wanted.goes_back) for model in models)
+    everything = range(len(request.prompts))
+    if row_seeds is None and not request.sampling.is_greedy:
+        raise ValueError("sampling needs row_seeds, one per prompt and unique across calls, got None.")
+    draws = Streams.of(request, seeds, everything if row_seeds is None else row_seeds, models[0].device)
+    together = all(takes_rows(model, goes_back=request.goes_back) for model in models)
     for indices in [everything] if together else [[index] for index in everything]:
         with torch.inference_mode():
-            batch = Batch(models, wanted, draws, indices, opener)
-            step = batch.plain_step if wanted.speculation is None else SpeculativeSteps(batch).step
+            batch = Batch(models, request, draws, indices, opener)
+            step = batch.plain_step if request.speculation is None else SpeculativeSteps(batch).step
         while batch.texts:
             with torch.inference_mode():  # per step: around the yield it would be entered once per sequence
                 done = [*step(), *batch.retire()]

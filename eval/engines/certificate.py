@@ -13,7 +13,7 @@ Engine = Literal["transformers", "vllm", "llama.cpp", "openvino"]
 FILE_NAME = "certificate.json"
 Schema = Literal["widedraft.certificate/1"]
 [SCHEMA] = get_args(Schema)
-HINT = "Make it again: widedraft certify."
+HINT = "Run widedraft certify again."
 
 Count = Annotated[int, Field(ge=0)]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]

@@ -41,17 +41,17 @@ class CertifySettings(Section):
 
     draft: Annotated[
         str,
-        Field(min_length=1, description="Folder or hub id of a draft, in the form that the engine loads."),
+        Field(min_length=1, description="Directory or hub id of a draft, in the form that the engine loads."),
         Flag(metavar="DRAFT", is_word=True),
     ]
     target: Target
-    engine: Annotated[EngineName | None, Flag(absent="all of them, with --dry-run")] = Field(
-        default=None, description="Which engine decodes; sglang and tensorrt-llm with --dry-run only."
+    engine: Annotated[EngineName | None, Flag(absent="all, with --dry-run")] = Field(
+        default=None, description="Engine to decode with; sglang and tensorrt-llm only with --dry-run."
     )
     dry_run: bool = Field(
         default=False,
-        description="Load no weights: check vocabulary, tokenizer, shape, devices, dtype and length, and print the "
-        "command that serves the pair; exit code 1 if an engine cannot.",
+        description="Without loading weights, check vocabulary, tokenizer, shape, devices, dtype and length, and print "
+        "the serving command; exit code 1 if an engine cannot serve the pair.",
     )
     revision: Revision = "main"
     tensor_parallel: TensorParallel = 1
@@ -59,42 +59,42 @@ class CertifySettings(Section):
     num_prompts: Annotated[int, Field(ge=24, le=MOST, description="Prompts.")] = 24
     max_new_tokens: MaxScoredTokens = 64
     num_speculative_tokens: NumSpeculativeTokens = 3
-    dtype: Annotated[Dtype, Field(description="Number type of target and draft.")] = "float32"
+    dtype: Annotated[Dtype, Field(description="Dtype of target and draft.")] = "float32"
     python: Annotated[Path | None, Flag(metavar="FILE")] = Field(
-        default=None, description="Of the environment that has vLLM, xllamacpp or openvino-genai."
+        default=None, description="Python executable of the environment with vLLM, xllamacpp or openvino-genai."
     )
     target_file: Annotated[Path | None, Flag(metavar="PATH")] = Field(
-        default=None, description="What llama.cpp (a GGUF file) or OpenVINO (a folder) loads of the target."
+        default=None, description="The target for llama.cpp (a GGUF file) or OpenVINO (a directory)."
     )
     draft_file: Annotated[Path | None, Flag(metavar="PATH")] = Field(
-        default=None, description="What it loads of the draft."
+        default=None, description="The draft for that engine."
     )
     num_threads: Annotated[
         int | None,
-        Field(ge=1, le=1024, description="CPU threads; by default OMP_NUM_THREADS, or every core it may use."),
+        Field(ge=1, le=1024, description="CPU threads; default: OMP_NUM_THREADS, or all available cores."),
     ] = None
-    out: Annotated[Path | None, Flag(metavar="DIR", absent="the draft's folder")] = Field(
-        default=None, description="Where certificate.json goes."
+    out: Annotated[Path | None, Flag(metavar="DIR", absent="the draft's directory")] = Field(
+        default=None, description="Output directory of certificate.json."
     )
-    seed: Seed = Field(default=17, description="Seed of the order in which both ways of decoding alternate.")
+    seed: Seed = Field(default=17, description="Seed of the order of runs with and without the draft.")
 
     @model_validator(mode="after")
     def _consistent(self) -> "CertifySettings":
         of_dry_run = {"draft", "target", "engine", "dry_run", "num_speculative_tokens", *DRY}
         for name in self.model_fields_set:
             if self.dry_run and name not in of_dry_run:
-                raise UserError(f"{flag_of(name)} has no effect with --dry-run. Leave it out.")
+                raise UserError(f"{flag_of(name)} has no effect with --dry-run. Remove it.")
             if not self.dry_run and name in DRY:
-                raise UserError(f"{flag_of(name)} is of --dry-run. Add that, or leave it out.")
+                raise UserError(f"{flag_of(name)} needs --dry-run. Add it, or remove {flag_of(name)}.")
         if self.dry_run:
             return self
         if self.engine not in get_args(Engine):
             raise UserError(f"--engine must be {' or '.join(get_args(Engine))}, got {self.engine}; or add --dry-run.")
         if self.engine in PACKAGES and self.python is None:
-            raise UserError(f"--python must name the Python of an environment that has {PACKAGES[self.engine]}.")
+            raise UserError(f"--python must be the Python executable of an environment with {PACKAGES[self.engine]}.")
         for flag, path in (("--target-file", self.target_file), ("--draft-file", self.draft_file)):
             if self.engine not in FILES and path is not None:
-                raise UserError(f"{flag} is for {' and '.join(FILES)}, not {self.engine}. Leave it out.")
+                raise UserError(f"{flag} is for {' and '.join(FILES)}, not {self.engine}. Remove it.")
             if self.engine in FILES and (path is None or not path.exists()):
                 raise UserError(f"{flag}: {path} does not exist. {FILES[str(self.engine)]} writes it.")
         return self
@@ -132,7 +132,7 @@ def certify(settings: CertifySettings) -> None:
     prints = {"target": fingerprint_checkpoint(target), "draft": fingerprint_checkpoint(draft)}
     path = write_certificate(settings.out or draft, certificate, **prints)
     print_certificate(certificate)
-    print(f"{path}: {settings.engine} {'serves this draft as scored' if certificate.holds else 'FAILS'}")
+    print(f"{path}: {settings.engine} {'matches the replay' if certificate.holds else 'FAILS'}")
     if not certificate.holds:
         raise SystemExit(1)
 
@@ -168,15 +168,14 @@ def make_certificate(settings: CertifySettings, target: Path, draft: Path, *, th
     # Prompts, all of one kind, rendered by the target's own tokenizer and template.
     if CONFIG_KEY in read_config(draft):
         raise UserError(
-            f"{draft}: outputs a reduced vocabulary, which no engine loads. Certify a form of it: widedraft export "
+            f"{draft}: outputs a reduced vocabulary, which no engine loads. Certify an exported form: widedraft export "
             f"{draft} --form whole --to DIR."
         )
     prompts = prompts_of(settings.prompts, settings.num_prompts)
     raw = {prompt.messages[0]["role"] == TEXT for prompt in prompts}
     if len(prompts) < MIN_PROMPTS or len(raw) > 1:
         raise UserError(
-            f"--prompts: {MIN_PROMPTS} prompts are needed, all of them raw texts or none, got {len(prompts)}. Name "
-            "other files."
+            f"--prompts: {MIN_PROMPTS} prompts are needed, either all or none raw text, got {len(prompts)}. Use others."
         )
     tokenizer, own = load_tokenizer(target), own_tokens(target, draft)
     ids = [render_prompt(tokenizer, prompt.messages) for prompt in prompts]

@@ -64,11 +64,11 @@ def client_errors(url: str) -> Iterator[None]:
     try:
         yield
     except (openai.AuthenticationError, openai.PermissionDeniedError) as error:
-        raise UserError(f"{url}: asks for a key. Export it as OPENAI_API_KEY.") from error
+        raise UserError(f"{url}: requires an API key. Set OPENAI_API_KEY.") from error
     except openai.APIStatusError as error:
         raise UserError(f"{url}: HTTP {error.status_code}: {error.message[:300]}") from error
     except openai.APIConnectionError as error:
-        raise ServerLostError(f"{url}: {error} Start the server, and the command again: it continues.") from error
+        raise ServerLostError(f"{url}: {error} Start the server and run the command again: it continues.") from error
 
 
 @dataclass(frozen=True)
@@ -95,12 +95,12 @@ class EngineServer:
             models = {model.id: model for model in client.models.list()}
         name = config.model or (next(iter(models)) if len(models) == 1 else None)
         if name not in models:
-            raise UserError(f"{url}: serves {', '.join(models) or 'no model'}, generate.model is {name}. Name one.")
+            raise UserError(f"{url}: serves {', '.join(models) or 'no model'}, but generate.model is {name}. Set it.")
         allowed = getattr(models[name], "max_model_len", None)
         if allowed is not None and allowed < max_model_len:
             raise UserError(
-                f"{url}: serves at most {allowed} tokens, prompt and response may have {max_model_len}. Start it with "
-                "a larger --max-model-len (SGLang: --context-length), or lower max_seq_len or max_new_tokens."
+                f"{url}: serves at most {allowed} tokens, but prompt and response may have {max_model_len}. Start it "
+                "with a larger --max-model-len (SGLang: --context-length), or lower max_seq_len or max_new_tokens."
             )
         return cls(url, client, str(name), models[name].owned_by == "sglang")
 
@@ -117,7 +117,7 @@ class EngineServer:
                 ids, is_stopped = ask(list(prompt_ids), seed, limits.max_new_tokens, stop_ids, sampling)
         except (AttributeError, KeyError, TypeError, IndexError) as error:
             raise UserError(
-                f"{self.url}: returned no token ids ({error!r}). Use vLLM from 0.10.2 or SGLang from 0.5.0 on."
+                f"{self.url}: returned no token ids ({error!r}). Use vLLM >= 0.10.2 or SGLang >= 0.5.0."
             ) from error
         return Decoded(tuple(ids), (), 0.0, 0.0, stopped=is_stopped)
 
@@ -186,7 +186,7 @@ class Servers:
         if not others:
             raise error
         if len(others) < len(self.servers):
-            print(f"{error} The other servers go on.", file=sys.stderr, flush=True)
+            print(f"{error} The other servers continue.", file=sys.stderr, flush=True)
         self.servers = others
 
     def close(self) -> None:
@@ -265,7 +265,7 @@ class OfflineVllm:
             self.log.seek(0)
             last = "\n".join(self.log.read().splitlines()[-LINES_SHOWN:])
             self.close()
-            raise UserError(f"vLLM ended ({self.python}). Complete files are kept. Its last lines:\n{last}")
+            raise UserError(f"vLLM exited ({self.python}). Complete files are kept. Its last output:\n{last}")
         return json.loads(line)
 
     def close(self) -> None:
@@ -444,9 +444,9 @@ def require_possible(engine: str, decoded: Decoded, limits: Limits, vocab_size: 
     )
     if not is_possible:
         raise UserError(
-            f"{engine}: {len(ids)} tokens ending in {list(ids[-3:])}, stopped={decoded.stopped}, are no response of "
+            f"{engine}: {len(ids)} tokens ending in {list(ids[-3:])}, stopped={decoded.stopped}, are not a response of "
             f"the target: vocab_size {vocab_size}, stop tokens {sorted(limits.stop_ids)}, max_new_tokens "
-            f"{limits.max_new_tokens}. Serve the target's own folder with its own tokenizer."
+            f"{limits.max_new_tokens}. Serve the target's directory with its own tokenizer."
         )
 
 
@@ -488,13 +488,13 @@ def check_agreement(
     is_other = excess > 1 or ties > max(MIN_TIES, MAX_TIE_SHARE * tokens)
     is_other |= abs(sigmas) > MAX_SIGMAS or outside > max(1.0, MAX_OUTSIDE_SHARE * tokens)
     found = (
-        f"{ties} of {tokens} tokens are not the target's argmax, the largest gap {excess:.2f} of what rounding explains"
+        f"{ties} of {tokens} tokens are not the target's argmax, largest gap {excess:.2f} of the rounding tolerance"
         if sampling.is_greedy
         else f"{tokens} tokens {sigmas:+.1f} standard deviations from the expected log-probability, {outside} outside"
     )
     if is_other:
         raise UserError(
-            f"{engine}: does not generate as the target here does: {found}. Serve the target's own folder in the dtype "
-            "of the recipe (target.dtype, eval.dtype), and nothing between it and these requests."
+            f"{engine}: responses do not match the target: {found}. Serve the target's directory in the dtype "
+            "of the recipe (target.dtype, eval.dtype), without a proxy that changes requests."
         )
     return found

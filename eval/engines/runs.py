@@ -131,11 +131,11 @@ def run_external(engine: Engine, python: Path, request: dict[str, Any]) -> Engin
 def reply_of(python: Path, request: dict[str, Any], *, engine: str) -> dict[str, Any]:
     """Return a worker's reply to a request; errors as for `run_external`."""
     with tempfile.TemporaryDirectory(prefix="widedraft-engine-") as folder:
-        asked, answered = Path(folder) / "request.json", Path(folder) / "response.json"
-        asked.write_text(json.dumps(request), encoding="utf-8")
+        request_file, response_file = Path(folder) / "request.json", Path(folder) / "response.json"
+        request_file.write_text(json.dumps(request), encoding="utf-8")
         try:
             done = subprocess.run(
-                [str(python), str(WORKER), "certify", engine, str(asked), str(answered)],
+                [str(python), str(WORKER), "certify", engine, str(request_file), str(response_file)],
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 encoding="utf-8",
@@ -144,14 +144,12 @@ def reply_of(python: Path, request: dict[str, Any], *, engine: str) -> dict[str,
             )
         except OSError as error:
             raise UserError(
-                f"--python: {python} could not be run ({error.strerror}). Name that of {engine}."
+                f"--python: {python} could not be run ({error.strerror}). Pass the Python executable with {engine}."
             ) from error
-        if done.returncode or not answered.is_file():
+        if done.returncode or not response_file.is_file():
             output = "\n".join(done.stdout.splitlines()[-LINES_SHOWN:])
-            raise UserError(
-                f"{engine} did not answer (exit code {done.returncode} of {python}). Its last output:\n{output}"
-            )
-        return json.loads(answered.read_text(encoding="utf-8"))
+            raise UserError(f"{engine} failed (exit code {done.returncode} of {python}). Its last output:\n{output}")
+        return json.loads(response_file.read_text(encoding="utf-8"))
 
 
 class AssistedGeneration:
@@ -246,7 +244,7 @@ def find(
     """
     num_texts, own = len(run.texts), run.own
     misread = [
-        f"prompt {number} from its token {index + 1} on"
+        f"prompt {number} from token {index + 1}"
         for number, (text, ours) in enumerate(zip(run.texts, prompts, strict=True), start=1)
         if (index := first_difference(text.prompt_ids, ours)) is not None
     ]
@@ -261,12 +259,14 @@ def find(
             holds=num_texts >= MIN_PROMPTS and run.max_new_tokens >= MIN_TOKENS,
             detail=f"{num_texts} prompts, {run.max_new_tokens} tokens (required: {MIN_PROMPTS}, {MIN_TOKENS})",
         ),
-        Finding(law="files", holds=not differing, detail=f"differ from the target's: {', '.join(differing) or 'none'}"),
-        Finding(law="prompts", holds=not misread, detail=f"read differently: {'; '.join(misread[:1]) or 'none'}"),
+        Finding(
+            law="files", holds=not differing, detail=f"different from the target's: {', '.join(differing) or 'none'}"
+        ),
+        Finding(law="prompts", holds=not misread, detail=f"tokenized differently: {'; '.join(misread[:1]) or 'none'}"),
         Finding(
             law="own draft",
             holds=own.accepted >= MIN_OWN_ACCEPTANCE * own.proposed > 0,
-            detail=f"accepted {own.accepted} of {own.proposed} proposals (required: {MIN_OWN_ACCEPTANCE:.0%})",
+            detail=f"accepted {own.accepted} of {own.proposed} proposed tokens (required: {MIN_OWN_ACCEPTANCE:.0%})",
         ),
         Finding(
             law="same text",
@@ -347,7 +347,7 @@ class OwnTokens:
     def read(self, target_ids: Sequence[int]) -> list[int]:
         return [self.ids.get(token, self.unknown) for token in target_ids]
 
-    def wanted(self, target_ids: Sequence[int]) -> list[int]:
+    def expected(self, target_ids: Sequence[int]) -> list[int]:
         """Return the draft ids that would be accepted; NONE if it has none."""
         return [self.ids.get(token, NONE) for token in target_ids]
 
@@ -390,7 +390,7 @@ def replay_text(
     """Compute counts of one text of at least one token; integers, since every probability is 0 or 1."""
     wanted = response
     if own is not None:
-        prompt, response, wanted = own.read(prompt), own.read(response), own.wanted(response)
+        prompt, response, wanted = own.read(prompt), own.read(response), own.expected(response)
     proposed_T = response_logits(draft, prompt, response).argmax(dim=-1).cpu().numpy()
     counts = replay_counts(
         (proposed_T == np.array(wanted)).astype(np.float64), num_speculative_tokens=num_speculative_tokens

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from eval.config import EvalConfig
 from eval.decoding.sampling import Limits, Sampling, Speculation
-from eval.decoding.speculative import Emitted, Wanted, decode_steps
+from eval.decoding.speculative import DecodingRequest, Emitted, decode_steps
 from eval.prompts import Prompt, user_turn
 from eval.responses import read_traces
 from eval.scorecard import score_drafts
@@ -29,7 +29,7 @@ CONFIG = EvalConfig(
 @pytest.mark.parametrize("stops", [frozenset(), STOPS], ids=["never", "stops"])
 @pytest.mark.parametrize("num_speculative_tokens", [1, 4])
 def test_rounds_tell_the_writers_that_decoding_told(target, noisy_draft, prompts, stops, num_speculative_tokens):
-    wanted = Wanted(prompts, Limits(24, stops), Sampling(), Speculation(num_speculative_tokens))
+    wanted = DecodingRequest(prompts, Limits(24, stops), Sampling(), Speculation(num_speculative_tokens))
     told, texts = {}, {}
     for step in decode_steps([target, noisy_draft], wanted):
         if isinstance(step, Emitted):

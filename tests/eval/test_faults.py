@@ -13,7 +13,7 @@ import torch
 
 from eval import pair as opened
 from eval.decoding.sampling import Decoded, Limits, Sampling, Seeds, Speculation, distribution
-from eval.decoding.speculative import Emitted, Streams, Wanted, decode_steps, plain_decode, speculative_decode
+from eval.decoding.speculative import DecodingRequest, Emitted, Streams, decode_steps, plain_decode, speculative_decode
 from eval.models import load_model
 from eval.pair import PROMPTS
 from eval.replay import count_trace
@@ -27,7 +27,7 @@ GREEDY = Sampling()
 def test_the_bonus_token_of_a_full_round_is_not_counted_as_wrong(target, prompts, length):
     """The target as its own draft: nothing is wrong, whatever room the last round has."""
     [prompt] = prompts[2:3]
-    wanted = Wanted([prompt], Limits(length), GREEDY, Speculation(3))
+    wanted = DecodingRequest([prompt], Limits(length), GREEDY, Speculation(3))
     steps = list(decode_steps([target, target], wanted))
     writers = [writer for step in steps if isinstance(step, Emitted) for writer in writers_of(step, drafts=True)]
     assert len(writers) == length
@@ -46,7 +46,7 @@ def test_no_bonus_token_follows_a_stop_token_at_the_end_of_a_full_round(target, 
         *before, stop = plain.token_ids
         if stop in before:
             continue
-        wanted = Wanted([prompt], Limits(24, frozenset({stop})), GREEDY, Speculation(num_speculative_tokens))
+        wanted = DecodingRequest([prompt], Limits(24, frozenset({stop})), GREEDY, Speculation(num_speculative_tokens))
         step, (_, decoded) = decode_steps([target, target], wanted)
         assert decoded.token_ids == plain.token_ids == step.token_ids
         assert decoded.rounds[-1].accepted == num_speculative_tokens - 1
@@ -57,7 +57,7 @@ def test_no_bonus_token_follows_a_stop_token_at_the_end_of_a_full_round(target, 
 
 
 def test_acceptance_draws_of_a_seeded_text_are_not_all_equal():
-    wanted = Wanted([[5], [6]], Limits(50), Sampling(1.0), Speculation(4))
+    wanted = DecodingRequest([[5], [6]], Limits(50), Sampling(1.0), Speculation(4))
     for seed in (0, 17):
         first, again = (Streams.of(wanted, Seeds.of(seed), [0, 1], torch.device("cpu")).accept_BD for _ in range(2))
         assert first.equal(again)
@@ -128,7 +128,7 @@ def test_tokens_of_the_prompt_do_not_count_as_new_ones(target, noisy_draft, prom
     assert [len(text.token_ids) for text in decoded] == [9] * len(prompts)
     assert spent_on(decoded).tokens == 9 * len(prompts)
     for prompt in (prompts[0], prompts[4]):
-        runner = Runner(decode_steps([target], Wanted([prompt], Limits(9), GREEDY)), drafts=False)
+        runner = Runner(decode_steps([target], DecodingRequest([prompt], Limits(9), GREEDY)), drafts=False)
         for _ in race(runner):
             pass
         assert runner.rate == 9 / runner.spent_s

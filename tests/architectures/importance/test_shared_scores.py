@@ -12,7 +12,7 @@ IDS_ST = torch.randint(3, 260, (5, 20), generator=torch.Generator().manual_seed(
 GPT2 = {"model_type": "gpt2", "n_layer": 4, "n_embd": 64, "n_head": 4, "n_positions": 512}
 TRIED = ("llama", "gpt2", "t5")
 ORDERS = [(name, removal_order) for name in TRIED]
-ORDERS += [(name, merge_order) for name in TRIED if "merge" not in FAMILIES[name].refused]
+ORDERS += [(name, merge_order) for name in TRIED if "merge" not in FAMILIES[name].unsupported]
 
 
 @pytest.fixture(scope="module", params=TRIED)

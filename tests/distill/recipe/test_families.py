@@ -67,7 +67,7 @@ def test_what_a_family_cannot_be_given_is_refused_before_anything_is_computed(
     feature, family, make_translator, tmp_path
 ):
     recipe = recipe_of(tmp_path, make_translator(), ASKS[feature])
-    named = FEATURES[feature][0], family, FAMILIES[family].refused[feature]
+    named = FEATURES[feature][0], family, FAMILIES[family].unsupported[feature]
     with rejects(*named):
         check_recipe(recipe)
     with rejects(*named):
@@ -91,6 +91,6 @@ def test_every_refusal_is_asked_for_and_told_on_the_page():
     page = (ROOT / "docs" / "prune.md").read_text(encoding="utf-8")
     assert FEATURES.keys() == ASKS.keys()
     for family in ENCODER_DECODER.values():
-        assert family.refused.keys() == FEATURES.keys() | {"choose"}
+        assert family.unsupported.keys() == FEATURES.keys() | {"choose"}
     for key, _ in FEATURES.values():
         assert f"`{key}`" in page, key

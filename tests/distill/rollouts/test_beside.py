@@ -13,7 +13,7 @@ from distill.run import Run
 from distill.train import train
 from distill.trainer import build_model
 from eval.decoding.sampling import Limits, Sampling
-from eval.decoding.speculative import Wanted, collected, decode_steps
+from eval.decoding.speculative import DecodingRequest, collected, decode_steps
 from eval.responses import read_traces, write_shard
 from tests.distill.after_training import assert_equal, last_state, metrics
 from tests.distill.conftest import MAX_SEQ_LEN
@@ -38,7 +38,7 @@ ONE_STEP = {"max_duration": "1ba", "eval_interval": "1dur", "save_interval": "1d
 
 def greedy_response(student, prompt_ids):
     limits = Limits(min(25, MAX_SEQ_LEN - len(prompt_ids)), frozenset({2}))
-    wanted = Wanted([prompt_ids], limits, Sampling(), target_vocab=VOCAB)
+    wanted = DecodingRequest([prompt_ids], limits, Sampling(), target_vocab=VOCAB)
     return collected(decode_steps([student], wanted), 1)[0].token_ids
 
 

@@ -5,7 +5,7 @@ import torch
 
 from eval.decoding.cuda_graphs import CudaRecorder
 from eval.decoding.sampling import Limits, Sampling, Speculation
-from eval.decoding.speculative import Wanted, decode_steps, plain_decode, speculative_decode
+from eval.decoding.speculative import DecodingRequest, decode_steps, plain_decode, speculative_decode
 from eval.models import load_model
 from tests.eval.decoding.laws import law_greedy_text_is_the_targets, law_rows_do_not_feel_each_other
 from tests.eval.decoding.small_heads import WITHOUT_WINDOW
@@ -76,7 +76,9 @@ def test_texts_decoded_in_turns_have_caches_of_their_own(target, prompts, maker)
     """And a text that is done leaves its cache to the next."""
     opener, limits = maker.opener(), Limits(10)
     alone = [plain_decode(target, [prompt], limits=limits)[0] for prompt in prompts[2:4]]
-    runs = [decode_steps([target], Wanted([prompt], limits, Sampling()), opener=opener) for prompt in prompts[2:4]]
+    runs = [
+        decode_steps([target], DecodingRequest([prompt], limits, Sampling()), opener=opener) for prompt in prompts[2:4]
+    ]
     steps = list(zip(*runs, strict=True))
     for (_, decoded), own in zip(steps[-1], alone, strict=True):
         assert decoded.token_ids == own.token_ids

@@ -14,7 +14,7 @@ from eval.decoding.sampling import (
     Text,
     window,
 )
-from eval.decoding.speculative import LookupFirst, NgramLookup, Streams, Wanted, speculative_decode
+from eval.decoding.speculative import DecodingRequest, LookupFirst, NgramLookup, Streams, speculative_decode
 from eval.models import load_model
 from tests.eval.decoding.laws import (
     WARM,
@@ -78,7 +78,7 @@ def test_rounds_say_who_proposed(small_pair, sampling):
 
 def test_rows_that_end_have_draws_next_to_a_row_that_copies():
     """A row with 9 of 10 tokens takes part in a step that verifies 48 proposed tokens of another."""
-    wanted = Wanted([(1,), (2,)], Limits(10), Sampling(), Speculation(2), lookup_first=LookupFirst(1, 48))
+    wanted = DecodingRequest([(1,), (2,)], Limits(10), Sampling(), Speculation(2), lookup_first=LookupFirst(1, 48))
     streams = Streams.of(wanted, Seeds(), [0, 1], torch.device("cpu"))
     texts = [Text(0, (1,)), Text(1, (2,))]
     texts[0].extend([3] * 9, wanted.limits)

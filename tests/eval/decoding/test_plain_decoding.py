@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from eval.decoding.sampling import DRAWS, Limits, Sampling, Seeds, distribution, invert_cumulative, stream
-from eval.decoding.speculative import Wanted, decode_steps, first_tokens, plain_decode
+from eval.decoding.speculative import DecodingRequest, decode_steps, first_tokens, plain_decode
 from eval.models import load_model
 
 GREEDY = Sampling()
@@ -113,7 +113,7 @@ def test_models_run_without_gradients_and_whoever_reads_the_texts_keeps_his(mode
     modes = []
     hook = model.register_forward_pre_hook(lambda *_: modes.append(torch.is_inference_mode_enabled()))
     try:
-        for _ in decode_steps([model], Wanted(PROMPTS[1:3], Limits(3), GREEDY)):
+        for _ in decode_steps([model], DecodingRequest(PROMPTS[1:3], Limits(3), GREEDY)):
             assert not torch.is_inference_mode_enabled()
     finally:
         hook.remove()

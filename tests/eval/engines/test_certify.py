@@ -127,4 +127,4 @@ def test_a_tokenizer_of_as_many_tokens_is_no_own_one(target_folder, noisy_folder
 
 def test_a_token_that_the_draft_has_not_is_read_as_the_unknown_one_and_never_kept():
     own = OwnTokens({5: 0}, unknown=1)
-    assert (own.read([5, 6]), own.wanted([5, 6])) == ([0, 1], [0, NONE])
+    assert (own.read([5, 6]), own.expected([5, 6])) == ([0, 1], [0, NONE])

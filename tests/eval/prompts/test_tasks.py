@@ -9,7 +9,7 @@ import pytest
 
 from eval.models import load_tokenizer
 from eval.prompts import Prompt, load_prompts, render_prompt, template_hash
-from eval.responses import asked
+from eval.responses import prompt_record
 from eval.tasks import PromptSource
 from tests.rejections import rejects
 
@@ -79,9 +79,9 @@ def test_rows_of_every_form_may_have_a_category(write_rows, form, fields, catego
 def test_responses_claim_a_category_and_a_task_only_where_there_is_one():
     """Folders written before prompts had them stay valid, and none passes for responses with them."""
     prompt = Prompt("f:1", (user("a"),))
-    assert list(asked(prompt)) == ["source", "messages", "later_turns"]
-    assert asked(replace(prompt, category="a"))["category"] == "a"
-    assert asked(replace(prompt, task="a/1"))["task"] == "a/1"
+    assert list(prompt_record(prompt)) == ["source", "messages", "later_turns"]
+    assert prompt_record(replace(prompt, category="a"))["category"] == "a"
+    assert prompt_record(replace(prompt, task="a/1"))["task"] == "a/1"
 
 
 def test_first_form_of_the_documented_order_counts(write_rows):
