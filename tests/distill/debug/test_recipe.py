@@ -210,7 +210,7 @@ def test_check_makes_no_weights_and_loads_no_torch(recipe_file, capsys):
     assert completed.returncode == 0, completed.stderr
     assert "runs/demo-debug/tiny-target" in completed.stdout
     assert "4 layers" in completed.stdout
-    assert completed.stderr.startswith("--debug: demo as a run of minutes in runs/demo-debug")
+    assert completed.stderr.startswith("--debug: demo ")
     assert [file.name for file in Path("runs/demo-debug/tiny-target").iterdir()] == ["config.json"]
 
 

@@ -143,7 +143,7 @@ def test_a_run_without_a_scorecard_goes_only_when_told_to(run, tmp_path, capsys)
 @pytest.mark.parametrize(("change", "name"), [(with_another_draft, "draft"), (with_another_target, "target")])
 def test_a_scorecard_of_another_model_is_refused(run, tmp_path, capsys, change, name):
     change(run)
-    assert f"is of another {name}" in refusal(capsys, *words(run, "--dry-run", tmp_path / "out"))
+    assert f"a different {name}" in refusal(capsys, *words(run, "--dry-run", tmp_path / "out"))
 
 
 def test_a_name_that_misleads_vllm_is_refused(run, tmp_path, capsys):
@@ -155,7 +155,7 @@ def test_an_unknown_licence_is_private_alone(run, tmp_path, capsys):
     given = ["push", run, "--repo-id", "org/draft", "--base-model", "none", "--dry-run", tmp_path / "out"]
     assert "--license" in refusal(capsys, *given, "--public")
     assert widedraft.main([*map(str, given)]) == 0
-    assert "Do not pass this draft on" in (tmp_path / "out" / "README.md").read_text()
+    assert "Do not redistribute" in (tmp_path / "out" / "README.md").read_text()
     assert widedraft.main([*map(str, given), "--public", "--license", "mit"]) == 0
 
 
@@ -191,7 +191,7 @@ def test_a_folder_with_other_files_is_left_alone(run, tmp_path, capsys):
 
 
 def test_what_is_no_run_or_no_finished_one_is_refused(run, tmp_path, capsys):
-    assert "holds no recipe.yaml" in refusal(capsys, *words(tmp_path, "--dry-run", tmp_path / "out"))
+    assert "no recipe.yaml" in refusal(capsys, *words(tmp_path, "--dry-run", tmp_path / "out"))
     manifest = json.loads((run / "draft" / "manifest.json").read_text())
     (run / "draft" / "manifest.json").write_text(json.dumps({**manifest, "finished": False}))
     assert str(run) in refusal(capsys, *words(run, "--dry-run", tmp_path / "out"))

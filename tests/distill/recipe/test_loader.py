@@ -28,7 +28,7 @@ data: {self_written_prompts: 100}
         ("eval: {num_speculative_tokens: [3, 0]}", "eval.num_speculative_tokens[1]", "got 0"),
         ("eval: {temperatures: [1, 1.0]}", "eval.temperatures", "[1.0, 1.0]"),
         ("export: {dtype: int4}", "export.dtype", "'float32'"),
-        ("variables: {a: '???'}", "variables.a", "must be given"),
+        ("variables: {a: '???'}", "variables.a", "must be set"),
         ("variables: {a: '${seeds}'}", "variables.a", "mean ${seed}?"),
         ("variables: {a: '${variables.a}'}", "variables.a", "Recursive interpolation"),
         ("variables: {a: '${oc.env:WIDEDRAFT_UNSET}'}", "variables.a", "WIDEDRAFT_UNSET"),

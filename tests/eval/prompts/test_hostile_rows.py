@@ -33,7 +33,7 @@ ROWS = {
     "a role of an object": ('{"messages": [{"role": {}, "content": "a"}]}', "messages[0] must be "),
     "a category of a list": ('{"prompt": "a", "category": ["b"]}', "category must be "),
     "a NUL byte": ("\0", "is not valid JSON"),
-    "no row": ("\n\n", "no prompts in it"),
+    "no row": ("\n\n", "contains no prompts"),
 }
 
 
