@@ -346,7 +346,7 @@ def test_a_check_counts_what_the_draft_says(make_run, small_init, k):
         with pytest.raises(UserError, match="121 and 120"):
             check_recipe(recipe)
         return
-    assert "120 in the output head" in dict(check_recipe(recipe))["draft"]
+    assert "120 in the output head" in next(row.value for row in check_recipe(recipe) if row.name == "draft")
 
 
 def test_a_check_refuses_a_target_with_a_small_head(make_run, small_init):
