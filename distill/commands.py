@@ -125,7 +125,7 @@ def score_without_recipe(settings: EvalSettings) -> None:
     if out.exists() and not out.is_dir():
         raise UserError(f"--out {out}: is a file. Name a directory.")
     card = score_pair(settings, scoring, out) if settings.recorded is None else score_recorded(settings, scoring, out)
-    print(f"scorecard: {out / 'scorecard.md'}\n\n{summary(card)}")
+    print(f"{summary(card)}\nscorecard: {out / 'scorecard.md'}")
 
 
 def score_pair(settings: EvalSettings, scoring: Scoring, out: Path) -> "Scorecard":
