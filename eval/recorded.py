@@ -158,14 +158,14 @@ def read_recorded_text(path: Path, prompts: str, draft: Path) -> Recording:
     Raises:
         UserError: If prompts are missing, one has no token, or an id exceeds the draft's vocabulary.
     """
-    responses = read_text_responses(path, vocab_size=text_config(draft).vocab_size)
+    recorded = read_text_responses(path, vocab_size=text_config(draft).vocab_size)
     rows = load_rows(PromptSource(path=prompts), lambda row, where: (where, prompt_text(row, where)))
-    if len(responses) > len(rows):
+    if len(recorded) > len(rows):
         raise UserError(
-            f"{path}: holds {len(responses)} responses, but {prompts} {len(rows)} prompts. Give the prompt of each."
+            f"{path}: holds {len(recorded)} responses, but {prompts} {len(rows)} prompts. Give the prompt of each."
         )
     tokenizer, responses = load_tokenizer(draft), []
-    for number, ((where, text), response_ids) in enumerate(zip(rows, responses, strict=False)):
+    for number, ((where, text), response_ids) in enumerate(zip(rows, recorded, strict=False)):
         prompt_ids = tuple(tokenizer(text)["input_ids"])
         if not prompt_ids:
             raise UserError(f"{where}: the tokenizer makes no token of this prompt. Delete its row and response.")

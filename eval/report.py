@@ -185,9 +185,7 @@ def scored_sections(runs: Sequence[ScoredRun], cards: Mapping[str, Scorecard]) -
     temperatures = sorted({temperature for _, temperature in at_temperatures(drafts)})
     figures = [figures_by_k(drafts, temperature) for temperature in temperatures]
     tables = [
-        ReportSection("Results", decoding(drafts)),
-        ReportSection("Wall-clock decoding, interleaved runs", measured(drafts)),
-        ReportSection("Acceptance by method", results(drafts)),
+        *(ReportSection(table.title, table) for table in (decoding(drafts), measured(drafts), results(drafts))),
         ReportSection(
             "By number of speculative tokens (k)",
             by_k(drafts),
@@ -198,8 +196,7 @@ def scored_sections(runs: Sequence[ScoredRun], cards: Mapping[str, Scorecard]) -
             positions(drafts),
             [by_position for *_, by_position in figures],
         ),
-        ReportSection("Acceptance by group of tokens", groups(drafts) or Table((), ())),
-        ReportSection("Paired differences on the same prompts and responses", differences(cards) or Table((), ())),
+        *(ReportSection(table.title, table) for table in (groups(drafts), differences(cards)) if table is not None),
         ReportSection("Step times", step_times(cards), [depth_figure(drafts)]),
         ReportSection("Predicted speedup by batch and context", by_batch(drafts, by_name)),
         *curve_sections(by_name),

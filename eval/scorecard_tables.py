@@ -115,7 +115,9 @@ def decoding(drafts: Sequence[ScoredDraft], most: int | None = None) -> Table:
             ]
     [first, *_] = drafts
     columns = ("decoding", "T", "k", "acceptance rate", "acceptance length", "tokens/s", "speedup")
-    return Table(columns, rows, f"Batch 1, {first.card.live.prompts} prompts, prefill included; {first.card.machine}")
+    return Table(
+        columns, rows, f"Result at batch 1, {first.card.live.prompts} prompts, prefill included, {first.card.machine}"
+    )
 
 
 def per_second(spent: Spent) -> str:
@@ -228,8 +230,7 @@ def step_times(cards: Mapping[str, Scorecard]) -> Table:
             steps += [(f"{draft.draft}, 1 token", draft.one_token), (f"{draft.draft}, 2 tokens", draft.two_tokens)]
         rows += [
             (
-                *([name] if len(cards) > 1 else []),
-                step_name,
+                step_name if len(cards) == 1 else f"{name}: {step_name}",
                 interval(step.p50_ms, 2),
                 f"{step.p10_ms.value:.2f}",
                 f"{step.p90_ms.value:.2f}",
@@ -238,11 +239,9 @@ def step_times(cards: Mapping[str, Scorecard]) -> Table:
             for step_name, step in steps
         ]
     [first, *_] = cards.values()
-    columns = (*(["run"] if len(cards) > 1 else []), "step", "median ms", "p10", "p90", "of a target step")
-    title = (
-        f"Step times: batch 1, {first.latency.context_tokens} tokens of context, {first.latency.repeats} repetitions"
-    )
-    return Table(columns, rows, title)
+    columns = ("step", "median ms", "p10", "p90", "of a target step")
+    context, repeats = first.latency.context_tokens, first.latency.repeats
+    return Table(columns, rows, f"Step times: batch 1, {context} tokens of context, {repeats} repetitions")
 
 
 def differences(cards: Mapping[str, Scorecard]) -> Table | None:
