@@ -1,13 +1,13 @@
 """`widedraft check`: report every error of a recipe at once, and the size and cost of a run. No torch, no weights."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from architectures.compatibility import LABELS, EngineName, Pair, Problem, check, read_model
-from architectures.console import plural
+from architectures.console import Table, facts, plural
 from architectures.errors import UserError
 from architectures.files import free_bytes
 from architectures.hub import NOT_HERE, cached_config, config_at_hand, is_gguf, local_path, packaged_words
@@ -48,7 +48,6 @@ from eval.layer_memory import reject_asked_cap
 from eval.prompts import load_prompts
 from eval.tasks import PromptSource
 
-Row = tuple[str, str]
 Value = TypeVar("Value")
 
 SMALLER_TARGET = "target.placement: layers, or target.bits"
@@ -64,6 +63,23 @@ HINTS = {  # by stage that exceeds the device's memory
     "distill": SMALLER_TRAINING,
     "eval": f"{SMALLER_TARGET}, or a smaller eval.batch_size",
 }
+
+
+class Row(NamedTuple):
+    """A fact about a run; `details` are printed with --verbose."""
+
+    name: str
+    value: str
+    details: str = ""
+
+
+def facts_table(rows: Sequence[Row], *, verbose: bool) -> Table:
+    """Tabulate facts: with their details, or values of the same name in one row."""
+    if verbose:
+        return facts([(row.name, row.value + row.details) for row in rows])
+    names = dict.fromkeys(row.name for row in rows)
+    return facts([(name, ", ".join(row.value for row in rows if row.name == name)) for name in names])
+
 
 # --- shapes of a run, from config files only -----------------------------------------------------------------------
 
@@ -103,7 +119,7 @@ def shape_at_hand(key: str, path: str, revision: str) -> tuple[Shape, ContextLen
 def check_recipe(
     recipe: Recipe, device: str | None = None, *, processes: int | None = None, device_gib: float | None = None
 ) -> list[Row]:
-    """List name and value of the facts about a run: shapes, memory, disk, steps, hours.
+    """List the facts about a run: shapes, memory, disk, steps, hours.
 
     Args:
         device: As in `find_device`.
@@ -159,22 +175,23 @@ def check_recipe(
 
     memory = stage_memory(recipe, shapes, processes=processes or 1, on_gpu=on_gpu)
     limit, free = "" if gib is None else f" of {gib:g}", free_bytes(Path(recipe.run_dir)) / GIB
-    not_checked = [f"{path}: {NOT_HERE}. {packaged_words(path)}".rstrip(" .") for path in shapes.unread]
     unopened = [str(named.name) for named, rows in zip(recipe.data.prompts, sources, strict=True) if rows is None]
-    not_checked += [f"data set {name}: opened by generate" for name in unopened if counts is None]
     wanted = recipe.architecture
-    source = [] if wanted.source is None else [("cut out of", f"{wanted.source}: {shape_words(shapes.source)}")]
     return [
-        ("target", f"{recipe.target.path}: {shape_words(shapes.target)}"),
-        *source,
-        ("draft", shape_words(shapes.draft, wanted.shape)),
-        ("pruned by", shapes.how),
+        Row("target", *shape_words(shapes.target, path=recipe.target.path)),
+        *([] if wanted.source is None else [Row("source", *shape_words(shapes.source, path=wanted.source))]),
+        Row("draft", *shape_words(shapes.draft, wanted.shape)),
+        Row("pruned by", shapes.how),
         *(engines or []),
-        *((f"memory, {stage}", in_gib(parts, limit)) for stage, parts in memory.items()),
-        ("disk", in_gib(disk_bytes(recipe, shapes, work), f" of {free:.0f} free")),
+        *(Row("memory", *in_gib(parts, limit, f"{stage} ")) for stage, parts in memory.items()),
+        Row("disk", *in_gib(disk_bytes(recipe, shapes, work), f" of {free:.0f} free")),
         *work_rows(recipe, work),
-        ("hours", hours(recipe, shapes, work, on)),
-        *(("not checked", words) for words in not_checked),
+        Row("hours", hours(recipe, shapes, work, on)),
+        *(
+            Row("not checked", " ".join([path, packaged_words(path)]).strip(), f": {NOT_HERE}")
+            for path in shapes.unread
+        ),
+        *(Row("not checked", f"data set {name}", ": opened by generate") for name in unopened if counts is None),
     ]
 
 
@@ -252,15 +269,16 @@ def planned_pair(recipe: Recipe, draft: Shape) -> Pair:
 # --- rows ----------------------------------------------------------------------------------------------------------
 
 
-def shape_words(shape: Shape, name: str | None = None) -> str:
-    """Format sizes, parameter counts, and the nominal size the shape was published under."""
+def shape_words(shape: Shape, name: str | None = None, *, path: str = "") -> tuple[str, str]:
+    """Format layers, width, vocabulary and parameters; and the rest, with the nominal size of a published shape."""
     head = f", {shape.head_vocab} in the output head" if shape.head_vocab else ""
     nominal = [named.nominal for key, named in NAMED_SHAPES.items() if key == name or named.shape == shape]
+    vocabulary, parameters = f"vocabulary {shape.vocab}{head}", f"{shape.parameters():,} parameters"
+    heads = f"{plural(shape.heads, 'head')} of {shape.head_dim} ({shape.kv_heads} kv)"
+    without = f"{shape.parameters_without_embeddings():,} parameters without embeddings"
     return (
-        f"{plural(shape.layers, 'layer')}, hidden {shape.hidden}, intermediate {shape.intermediate}, "
-        f"{plural(shape.heads, 'head')} of {shape.head_dim} ({shape.kv_heads} kv), vocabulary {shape.vocab}{head}; "
-        f"{shape.parameters():,} parameters, {shape.parameters_without_embeddings():,} without embeddings"
-        f"{f', nominal {nominal[0]}' if nominal else ''}"
+        f"{path and f'{path}: '}{plural(shape.layers, 'layer')}, hidden {shape.hidden}, {vocabulary}, {parameters}",
+        f"; intermediate {shape.intermediate}, {heads}, {without}{f', nominal {nominal[0]}' if nominal else ''}",
     )
 
 
@@ -279,7 +297,11 @@ def engine_rows(recipe: Recipe, draft: Shape) -> list[Row]:
     if fatal:
         raise UserError("\n".join(fatal))
     return [
-        (f"served by {LABELS[engine]}", "; ".join(f"{each.what}: {each.message}" for each in found) or "yes")
+        Row(
+            "served by",
+            LABELS[engine] + (f" (--verbose: {', '.join(each.what for each in found)})" if found else ""),
+            "".join(f"; {each.what}: {each.message}" for each in found),
+        )
         for engine, found in problems.items()
     ]
 
@@ -303,18 +325,18 @@ def encoder_at_hand(run: Run) -> Encode | None:
     return lambda text: tokenizer.encode(text, add_special_tokens=False).ids
 
 
-def in_gib(parts: Mapping[str, int], limit: str) -> str:
+def in_gib(parts: Mapping[str, int], limit: str, stage: str = "") -> tuple[str, str]:
     each = ", ".join(f"{name} {size / GIB:.2f}" for name, size in parts.items())
-    return f"{sum(parts.values()) / GIB:.2f}{limit} GiB: {each}"
+    return f"{stage}{sum(parts.values()) / GIB:.2f}{limit} GiB", f": {each}"
 
 
 def work_rows(recipe: Recipe, work: Work) -> list[Row]:
     config, bound = recipe.distill, "at most " if work.is_bound else ""
     prompts = "unknown until generate opens the data set" if work.prompts is None else f"{bound}{work.prompts:,}"
-    rows = [("prompts", f"{prompts}, {recipe.data.num_eval_prompts} held out")]
+    rows = [Row("prompts", f"{prompts}, {recipe.data.num_eval_prompts} held out")]
     if recipe.architecture.method == "learned_masks":
         masks = recipe.architecture.masks
-        rows.append(("mask steps", f"{masks.max_duration} of {masks.global_train_batch_size} sequences"))
+        rows.append(Row("mask steps", f"{masks.max_duration} of {masks.global_train_batch_size} sequences"))
     length, sequence, _ = expected_steps(recipe, work)
     if config.online is not None:
         steps = f"{config.online.steps_per_update} after every {config.online.update_interval} requests"
@@ -324,7 +346,7 @@ def work_rows(recipe: Recipe, work: Work) -> list[Row]:
         epochs = "" if length.epochs is None else f", {length.epochs:.3g} epochs"
         size = f"{config.global_train_batch_size} sequences of {sequence:,} tokens"
         steps = f"{bound}{length.steps:,} of {size} ({config.max_duration}){epochs}"
-    return [*rows, ("steps", steps)]
+    return [*rows, Row("steps", steps)]
 
 
 def hours(recipe: Recipe, shapes: PlannedShapes, work: Work, device: Device | None) -> str:
@@ -333,6 +355,11 @@ def hours(recipe: Recipe, shapes: PlannedShapes, work: Work, device: Device | No
     seconds = stage_seconds(recipe, shapes, work, device)
     if not seconds:
         return f"unknown: no training in {recipe.distill.precision} was measured on {device.name}"
-    stages = ", ".join(f"{name} {'unknown' if s is None else f'{s / 3600:.2g}'}" for name, s in seconds.items())
+    stages = ", ".join(f"{name} {'unknown' if s is None else rounded(s / 3600)}" for name, s in seconds.items())
     total = sum(each or 0.0 for each in seconds.values()) / 3600
-    return f"{total:.2g}: {stages}; one {device.name}, {device.source}"
+    return f"{rounded(total)}: {stages}; one {device.name}, {device.source}"
+
+
+def rounded(number: float) -> str:
+    """Format with two significant digits: 0.25, 5,400."""
+    return f"{float(f'{number:.2g}'):,g}"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 from omegaconf import OmegaConf
 from pydantic import Field, field_validator, model_validator
 
-from architectures.console import facts, terminal
+from architectures.console import terminal
 from architectures.errors import UserError
 from architectures.gguf_format import GgufKind, file_name
 from architectures.hub import resolve_checkpoint
@@ -125,7 +125,7 @@ def score_without_recipe(settings: EvalSettings) -> None:
     if out.exists() and not out.is_dir():
         raise UserError(f"--out {out}: is a file. Choose a directory.")
     card = score_pair(settings, scoring, out) if settings.recorded is None else score_recorded(settings, scoring, out)
-    print(f"scorecard: {out / 'scorecard.md'}\n\n{summary(card)}")
+    print(f"{summary(card)}\nscorecard: {out / 'scorecard.md'}")
 
 
 def score_pair(settings: EvalSettings, scoring: Scoring, out: Path) -> "Scorecard":
@@ -537,6 +537,7 @@ class CheckSettings(Section):
         Annotated[float, Field(gt=0)] | None,
         Flag(metavar="GIB", absent="the GPU's memory, if known"),
     ] = Field(default=None, description="Memory of one device; stages that need more are rejected.")
+    verbose: bool = Field(default=False, description="Print the parts of every size, and notes on engines.")
 
     @property
     def is_for_one(self) -> bool:
@@ -555,7 +556,7 @@ class CheckSettings(Section):
 
 def check(settings: CheckSettings) -> None:
     """Print shapes and costs of recipes; raises UserError with all errors of one, or the invalid ones of several."""
-    from distill.check import check_recipe
+    from distill.check import check_recipe, facts_table
 
     several, wrong = len(settings.recipes) > 1, []
     for path in settings.recipes:
@@ -570,7 +571,7 @@ def check(settings: CheckSettings) -> None:
             print(error, file=sys.stderr, flush=True)
             wrong.append(path)
         else:
-            print(terminal(facts(rows)), flush=True)
+            print(terminal(facts_table(rows, verbose=settings.verbose)), flush=True)
     if wrong:
         raise UserError(
             f"{len(wrong)} of {len(settings.recipes)} recipes have errors: {', '.join(map(str, wrong))}. "

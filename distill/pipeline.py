@@ -560,11 +560,7 @@ def timed(name: str, stage: Callable[[], None]) -> None:
 def print_outcome(run: Run) -> None:
     from eval.scorecard_tables import summary
 
-    scored = run.eval.path
-    print(
-        f"\ndraft:     {run.draft.path}\nscorecard: {scored / 'scorecard.md'}\n"
-        f"report:    {scored / 'report.html'}\n\n{summary(read_scorecard(run))}"
-    )
+    print(f"\n{summary(read_scorecard(run))}\ndraft:  {run.draft.path}\nreport: {run.eval.path / 'report.html'}")
 
 
 def prune_stage(run: Run) -> None:

@@ -5,9 +5,11 @@ With several runs every table and figure shows their drafts next to each other.
 
 import base64
 import io
+import json
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +32,13 @@ from eval.scorecard_tables import (
     ScoredDraft,
     at_temperatures,
     by_k,
+    decoding,
     differences,
     groups,
     measured,
     models,
     positions,
+    predicted,
     recorded_positions,
     recorded_results,
     results,
@@ -43,8 +47,10 @@ from eval.scorecard_tables import (
     step_times,
 )
 from eval.side_by_side import DecodedExample, read_examples
-from eval.speedup import predicted_interval, promise
+from eval.speedup import promise
 
+METRICS_NAME = "logs/metrics.jsonl"  # in the run directory
+METRICS = {"Training loss": "loss/train/total", "Held-out acceptance rate": "metrics/eval/alpha"}
 MAX_ROWS = 30  # longer tables are folded
 LEGEND = {"accepted": "accepted draft token", "corrected": "correction by the target", "bonus": "bonus token"}
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")  # Okabe and Ito 2008
@@ -71,6 +77,7 @@ class ScoredRun:
     examples: Sequence[DecodedExample] = ()
     curves: Sequence[Curve] = ()
     grid: GridFile | None = None
+    metrics: Sequence[Mapping[str, float]] = ()
 
 
 @dataclass(frozen=True)
@@ -131,6 +138,7 @@ def read_run(path: Path, grid: GridFile | None = None) -> ScoredRun:
     folder = path.parent
     name = folder.parent.name if folder.name == "eval" else folder.name
     grid_path, curves, examples = folder / GRID_NAME, folder / CURVES_NAME, folder / EXAMPLES_NAME
+    metrics = folder.parent / METRICS_NAME
     return ScoredRun(
         path,
         name,
@@ -138,6 +146,7 @@ def read_run(path: Path, grid: GridFile | None = None) -> ScoredRun:
         read_examples(examples).examples if examples.is_file() else (),
         read_curves(curves).curves if curves.is_file() else (),
         read_grid_file(grid_path) if grid is None and grid_path.is_file() else grid,
+        [json.loads(line) for line in metrics.read_text().splitlines()] if metrics.is_file() else (),
     )
 
 
@@ -172,32 +181,28 @@ def named(runs: Sequence[ScoredRun]) -> dict[str, Scorecard | RecordedScorecard]
 
 
 def scored_sections(runs: Sequence[ScoredRun], cards: Mapping[str, Scorecard]) -> list[ReportSection]:
-    drafts, names = scored_drafts(cards), list(cards)
+    drafts, by_name = scored_drafts(cards), dict(zip(cards, runs, strict=True))
     temperatures = sorted({temperature for _, temperature in at_temperatures(drafts)})
     figures = [figures_by_k(drafts, temperature) for temperature in temperatures]
     tables = [
-        ReportSection("Results", results(drafts), [speedup_figure(drafts)]),
-        ReportSection("Wall-clock decoding, interleaved runs", measured(drafts) or Table((), ())),
+        *(ReportSection(table.title, table) for table in (decoding(drafts), measured(drafts), results(drafts))),
         ReportSection(
             "By number of speculative tokens (k)",
             by_k(drafts),
-            [figure for length, predicted, _ in figures for figure in (length, predicted)],
+            [figure for length, speedup, _ in figures for figure in (length, speedup)],
         ),
         ReportSection(
             "Acceptance by position in the verification step",
             positions(drafts),
             [by_position for *_, by_position in figures],
         ),
-        ReportSection("Acceptance by group of tokens", groups(drafts) or Table((), ())),
-        ReportSection("Paired differences on the same prompts and responses", differences(cards) or Table((), ())),
-        ReportSection("Step times", step_times(cards)),
-        ReportSection("Predicted speedup by batch and context", by_batch(drafts, dict(zip(names, runs, strict=True)))),
-        *curve_sections(dict(zip(names, runs, strict=True))),
+        *(ReportSection(table.title, table) for table in (groups(drafts), differences(cards)) if table is not None),
+        ReportSection("Step times", step_times(cards), [depth_figure(drafts)]),
+        ReportSection("Predicted speedup by batch and context", by_batch(drafts, by_name)),
+        *curve_sections(by_name),
+        ReportSection("Training", images=training_figures(by_name)),
     ]
-    texts = [
-        ReportSection(f"Who wrote which token: {name}", examples=run.examples)
-        for name, run in zip(names, runs, strict=True)
-    ]
+    texts = [ReportSection(f"Who wrote which token: {name}", examples=run.examples) for name, run in by_name.items()]
     return [section for section in (*tables, *texts) if section.table.rows or section.examples or section.images]
 
 
@@ -247,11 +252,13 @@ def curve_sections(runs: Mapping[str, ScoredRun]) -> list[ReportSection]:
         curves = [(n, c) for n, run in runs.items() for c in run.curves if c.temperature == temperature]
         tokens = {name: [point.tokens for point in curve.points] for name, curve in curves}
         lengths = {name: (tokens[name], [point.tau for point in curve.points]) for name, curve in curves}
-        speeds = {name: (tokens[name], [point.predicted for point in curve.points]) for name, curve in curves}
+        speeds = {
+            name: (tokens[name], [Estimate(point.predicted, None) for point in curve.points]) for name, curve in curves
+        }
         rows = [(name, curve.num_speculative_tokens, *cells) for name, curve in curves for cells in point_rows(curve)]
         images = [
             series("Acceptance length of checkpoints", lengths, "tokens trained", "tokens per verification step"),
-            series("Predicted speedup of checkpoints", speeds, "tokens trained", "predicted speedup", parity=True),
+            series("Predicted speedup of checkpoints", speeds, "tokens trained", "predicted speedup", dashed=speeds),
         ]
         table = Table(("run", "k", *CURVE_COLUMNS), rows)
         sections.append(ReportSection(f"Checkpoints over training, T={temperature:g}", table, images))
@@ -260,12 +267,12 @@ def curve_sections(runs: Mapping[str, ScoredRun]) -> list[ReportSection]:
 
 # Figures. Values with intervals have error bars; predictions have open markers.
 
-Series = Mapping[str, tuple[Sequence[float], Sequence[Estimate] | Sequence[float]]]
+Series = Mapping[str, tuple[Sequence[float], Sequence[Estimate]]]
 
 
-def image(title: str, draw: Callable[[Axes], None], height: float = 3.4) -> Image:
+def image(title: str, draw: Callable[[Axes], None]) -> Image:
     with mpl.rc_context(STYLE):
-        figure = Figure(figsize=(5.2, height), layout="constrained")
+        figure = Figure(figsize=(5.2, 3.4), layout="constrained")
         axes = figure.add_subplot(title=title)
         draw(axes)
         if axes.get_legend_handles_labels()[0]:
@@ -275,11 +282,18 @@ def image(title: str, draw: Callable[[Axes], None], height: float = 3.4) -> Imag
     return Image(title, base64.b64encode(file.getvalue()).decode())
 
 
-def series(title: str, lines: Series, xlabel: str, ylabel: str, *, parity: bool = False) -> Image:
+def series(title: str, lines: Series, xlabel: str, ylabel: str, *, dashed: Collection[str] = ()) -> Image:
+    """Plot lines with error bars; predicted speedups dashed with open markers, and a line at 1."""
+
     def draw(axes: Axes) -> None:
         for index, (label, (x, values)) in enumerate(lines.items()):
-            draw_line(axes, x, values, label, index)
-        if parity:
+            style: dict[str, Any] = {"color": COLOURS[index % len(COLOURS)], "marker": MARKERS[index % len(MARKERS)]}
+            if label in dashed:
+                style |= {"markerfacecolor": "white", "linestyle": "--"}
+            y = [value.value for value in values]
+            bars = error_bars(y, [value.interval for value in values])
+            axes.errorbar(x, y, yerr=bars, capsize=2, label=label, **style)
+        if dashed:
             axes.axhline(1, color="black", linewidth=1)
         else:
             axes.set_ylim(bottom=0)
@@ -287,22 +301,6 @@ def series(title: str, lines: Series, xlabel: str, ylabel: str, *, parity: bool 
         axes.locator_params(axis="x", integer=True)
 
     return image(title, draw)
-
-
-def draw_line(axes: Axes, x: Sequence[float], values: Sequence[Estimate | float], label: str, index: int) -> None:
-    """Draw estimates with error bars, or predictions with open markers."""
-    style: dict[str, Any] = {
-        "color": COLOURS[index % len(COLOURS)],
-        "marker": MARKERS[index % len(MARKERS)],
-        "label": label,
-    }
-    estimates = [value for value in values if isinstance(value, Estimate)]
-    if len(estimates) < len(values):
-        y = [value.value if isinstance(value, Estimate) else value for value in values]
-        axes.plot(x, y, markerfacecolor="white", linestyle="--", **style)
-    else:
-        y = [each.value for each in estimates]
-        axes.errorbar(x, y, yerr=error_bars(y, [each.interval for each in estimates]), capsize=2, **style)
 
 
 def error_bars(
@@ -314,52 +312,51 @@ def error_bars(
     return low, high
 
 
-def speedup_figure(drafts: Sequence[ScoredDraft]) -> Image:
-    rows: list[tuple[str, float, tuple[float, float] | None, bool]] = []
-    for draft, temperature in at_temperatures(drafts):
-        name = f"{draft.label}, T={temperature:g}"
-        if live := draft.live(temperature):
-            rows.append((name, live.speedup.value, live.speedup.interval, True))
-            rows += [(f"{w.way}, T={temperature:g}", w.speedup.value, w.speedup.interval, True) for w in live.ways]
-        row, forecast = draft.row(temperature), draft.card.speedup_of(draft.draft, temperature)
-        bounds = predicted_interval(row, forecast.best_k, draft.card.latency, draft.card.settings.resampling)
-        rows.append((f"{name}, predicted", forecast.predicted, bounds, False))
-
-    def draw(axes: Axes) -> None:
-        for at, (_, value, bounds, is_measured) in enumerate(rows):
-            style: dict[str, Any] = {"color": COLOURS[0] if is_measured else "#5a5a5a", "capsize": 3, "marker": "o"}
-            fill = style["color"] if is_measured else "white"
-            axes.errorbar([value], [at], xerr=error_bars([value], [bounds]), markerfacecolor=fill, **style)
-        axes.axvline(1, color="black", linewidth=1)
-        axes.set_yticks(range(len(rows)), [name for name, *_ in rows])
-        axes.invert_yaxis()
-        axes.set_xlabel("times plain decoding")
-
-    return image("Speedup", draw, height=1.2 + 0.3 * len(rows))
-
-
 def figures_by_k(drafts: Sequence[ScoredDraft], temperature: float) -> tuple[Image, Image, Image]:
-    """Plot acceptance length and predicted speedup by k, and acceptance by position.
+    """Plot acceptance length and speedup without prefill by k, and acceptance by position.
 
     Shows all drafts of a single scorecard, or only the primary drafts of several.
     """
     several = len({id(draft.card) for draft in drafts}) > 1
-    lengths, speedups, joint = {}, {}, {}
+    lengths, speedups, joint, timed = {}, {}, {}, {}
     for draft in drafts:
         if temperature not in draft.card.temperatures or (several and not draft.is_primary):
             continue
         entries = draft.row(temperature).by_k
-        forecasts = draft.card.speedup_of(draft.draft, temperature).by_k
-        last = entries[-1].positions
-        lengths[draft.label] = [entry.num_speculative_tokens for entry in entries], [entry.tau for entry in entries]
-        speedups[draft.label] = (
-            [entry.num_speculative_tokens for entry in forecasts],
-            [entry.predicted for entry in forecasts],
-        )
+        last, ks = entries[-1].positions, [entry.num_speculative_tokens for entry in entries]
+        lengths[draft.label] = ks, [entry.tau for entry in entries]
+        speedups[f"{draft.label}, predicted"] = ks, [predicted(draft, temperature, k) for k in ks]
         joint[draft.label] = [entry.position for entry in last], [entry.joint for entry in last]
+        for live in draft.card.lives if draft.is_primary else ():
+            if live.temperature == temperature:
+                timed[draft.label] = [live.num_speculative_tokens], [live.decoding_speedup]
+                timed |= {way.way: ([way.num_speculative_tokens], [way.decoding_speedup]) for way in live.ways}
     at = f"T={temperature:g}"
     return (
         series(f"Acceptance length, {at}", lengths, "k", "tokens per verification step"),
-        series(f"Predicted speedup, {at}", speedups, "k", "times plain decoding", parity=True),
+        series(f"Speedup, {at}", speedups | timed, "k", "times plain decoding", dashed=speedups),
         series(f"Accepted of all verification steps, {at}", joint, "position", "share"),
     )
+
+
+def depth_figure(drafts: Sequence[ScoredDraft]) -> Image:
+    """Plot the step time for one token against the number of layers, of the target and all drafts."""
+    card = drafts[0].card
+    points = {"target": ([card.target.layers], [card.latency.target.p50_ms])}
+    for draft in drafts:
+        step = draft.card.latency.of(draft.draft).one_token
+        points[draft.label] = [draft.card.model(draft.draft).layers], [step.p50_ms]
+    return series("Step time, 1 token, batch 1", points, "layers", "ms (median)")
+
+
+def training_figures(runs: Mapping[str, ScoredRun]) -> list[Image]:
+    """Plot logged metrics against batches trained."""
+
+    def draw(axes: Axes, key: str) -> None:
+        for name, run in runs.items():
+            points = [(row["batch"], row[key]) for row in run.metrics if key in row]
+            axes.plot([batch for batch, _ in points], [value for _, value in points], label=name)
+        axes.set(xlabel="batches")
+
+    logged = {key for run in runs.values() for row in run.metrics for key in row}
+    return [image(title, partial(draw, key=key)) for title, key in METRICS.items() if key in logged]

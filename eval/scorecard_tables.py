@@ -7,7 +7,15 @@ import numpy as np
 
 from architectures.console import Table, TableSection, facts, terminal
 from eval.intervals import Estimate, least_units, paired_ratio_difference, sign_flip_p
-from eval.scorecard_schema import AcceptanceRow, Live, Ratio, RecordedScorecard, Scorecard, ScoredModel, StepTime
+from eval.scorecard_schema import (
+    AcceptanceRow,
+    Ratio,
+    RecordedScorecard,
+    Scorecard,
+    ScoredModel,
+    Spent,
+    StepTime,
+)
 from eval.speedup import predicted_interval
 
 NOTE = (
@@ -38,11 +46,6 @@ class ScoredDraft:
 
     def best_k(self, temperature: float) -> int:
         return self.card.speedup_of(self.draft, temperature).best_k
-
-    def live(self, temperature: float) -> Live | None:
-        """Return wall-clock decoding with it; baselines have none."""
-        lives = self.card.lives if self.is_primary else []
-        return next((live for live in lives if live.temperature == temperature), None)
 
 
 def scored_drafts(cards: Mapping[str, Scorecard]) -> list[ScoredDraft]:
@@ -85,26 +88,54 @@ def times(estimate: Estimate | Ratio | None) -> str:
     return interval(estimate, 2, "x")
 
 
-def predicted(draft: ScoredDraft, temperature: float) -> str:
-    """Format the predicted speedup at the best k, with its interval from prompts and step times."""
-    row, forecast = draft.row(temperature), draft.card.speedup_of(draft.draft, temperature)
-    bounds = predicted_interval(row, forecast.best_k, draft.card.latency, draft.card.settings.resampling)
-    return with_bounds(forecast.predicted, bounds, 2, "x")
+def predicted(draft: ScoredDraft, temperature: float, num_speculative_tokens: int) -> Estimate:
+    """Return the predicted speedup, with its interval from prompts and step times."""
+    row, forecasts = draft.row(temperature), draft.card.speedup_of(draft.draft, temperature)
+    bounds = predicted_interval(row, num_speculative_tokens, draft.card.latency, draft.card.settings.resampling)
+    return Estimate(forecasts.at(num_speculative_tokens).predicted, bounds)
 
 
-def results(drafts: Sequence[ScoredDraft], *, all_methods: bool = True) -> Table:
-    """Tabulate acceptance and speedups of every draft at every temperature, by all methods or the leading one."""
+def decoding(drafts: Sequence[ScoredDraft], most: int | None = None) -> Table:
+    """Tabulate the result at the first `most` temperatures: the target alone, with n-gram lookup, with the draft."""
+    rows, several = [], len(primaries(drafts)) > 1
+    for draft in primaries(drafts):
+        for live in draft.card.lives[:most]:
+            row, k = draft.row(live.temperature), live.num_speculative_tokens
+            rates = (interval(row.alpha), interval(row.at(k).tau))
+            rows += [
+                (f"{draft.label}: {name}" if several else name, f"{live.temperature:g}", *cells)
+                for name, *cells in (
+                    ("target alone", "–", "–", "–", per_second(live.plain), "1x"),
+                    *(
+                        (way.way, way.num_speculative_tokens, "–", "–", per_second(way.spent), times(way.speedup))
+                        for way in live.ways
+                    ),
+                    ("draft", k, *rates, per_second(live.speculative), times(live.speedup)),
+                )
+            ]
+    [first, *_] = drafts
+    columns = ("decoding", "T", "k", "acceptance rate", "acceptance length", "tokens/s", "speedup")
+    return Table(
+        columns, rows, f"Result at batch 1, {first.card.live.prompts} prompts, prefill included, {first.card.machine}"
+    )
+
+
+def per_second(spent: Spent) -> str:
+    return f"{spent.tokens / (spent.prefill_s + spent.decode_s):.1f}"
+
+
+def results(drafts: Sequence[ScoredDraft]) -> Table:
+    """Tabulate acceptance by every method and the predicted speedup, at the best k of every temperature."""
     rows, coverages = [], []
     for draft, temperature in at_temperatures(drafts):
-        row, k, live = draft.row(temperature), draft.best_k(temperature), draft.live(temperature)
-        for method in (row, *(row.other_rules if all_methods else ())):
+        row, k = draft.row(temperature), draft.best_k(temperature)
+        for method in (row, *row.other_rules):
             length = next(entry.tau for entry in method.by_k if entry.num_speculative_tokens == k)
-            speedups = (predicted(draft, temperature), times(live and live.speedup)) if method is row else ("–", "–")
             cells = (draft.label, f"{temperature:g}", method.rule, interval(method.alpha), interval(length), k)
-            rows.append((*cells, *speedups))
+            rows.append((*cells, times(predicted(draft, temperature, k)) if method is row else "–"))
             coverages.append(row.coverage)
-    columns = ("draft", "T", "acceptance method", "acceptance rate", "acceptance length", "k", "predicted", "measured")
-    return with_column(Table(columns, rows, "Results"), "vocabulary coverage", coverages)
+    columns = ("draft", "T", "acceptance method", "acceptance rate", "acceptance length", "k", "predicted speedup")
+    return with_column(Table(columns, rows, "Acceptance by method"), "vocabulary coverage", coverages)
 
 
 def with_column(table: Table, name: str, estimates: Sequence[Estimate | Ratio | None]) -> Table:
@@ -114,60 +145,32 @@ def with_column(table: Table, name: str, estimates: Sequence[Estimate | Ratio | 
     return Table((*table.columns, name), rows, table.title)
 
 
-def measured(drafts: Sequence[ScoredDraft]) -> Table | None:
-    """Tabulate wall-clock decoding in interleaved runs: plain, with the draft, with prompt lookup."""
-    rows = []
-    for draft, temperature in at_temperatures(drafts):
-        live = draft.live(temperature)
-        if live is None:
-            continue
-        head, whole = (draft.label, f"{temperature:g}"), f"{live.agreement.same_text} of {live.prompts}"
-        over = {row.way: times(row.speedup) for row in live.over_lookup}
-        spent = live.speculative
-        rows += [
-            (*head, "plain", "–", "1x", "1x", f"{live.plain.ms_per_token:.2f}", "–", "–", "–", "–"),
-            (
-                *head,
-                "draft",
-                live.num_speculative_tokens,
-                times(live.speedup),
-                times(live.decoding_speedup),
-                f"{spent.ms_per_token:.2f}",
-                f"{spent.draft_s / spent.decode_s:.0%}",
-                f"{spent.verify_s / spent.decode_s:.0%}",
-                over.get("draft", "–"),
-                whole,
-            ),
-        ]
-        rows += [
-            (
-                *head,
-                way.way,
-                way.num_speculative_tokens,
-                times(way.speedup),
-                times(way.decoding_speedup),
-                f"{way.spent.ms_per_token:.2f}",
-                "–",
-                "–",
-                over.get(way.way, "–"),
-                f"{way.same_text} of {live.prompts}",
-            )
-            for way in live.ways
-        ]
-    columns = (
-        "draft",
-        "T",
-        "decoding",
-        "k",
-        "speedup",
-        "without prefill",
-        "ms/token",
-        "time in draft",
-        "in verification",
-        "over prompt lookup",
-        "same text as plain",
-    )
-    return Table(columns, rows, "Wall-clock decoding, interleaved runs") if rows else None
+def measured(drafts: Sequence[ScoredDraft]) -> Table:
+    """Tabulate wall-clock decoding with each draft in detail."""
+    rows = [
+        (
+            draft.label,
+            f"{live.temperature:g}",
+            times(live.decoding_speedup),
+            times(next((row.speedup for row in live.over_lookup if row.way == "draft"), None)),
+            f"{live.speculative.draft_s / live.speculative.decode_s:.0%}",
+            f"{live.speculative.verify_s / live.speculative.decode_s:.0%}",
+            f"{live.agreement.same_text} of {live.prompts}",
+        )
+        for draft in primaries(drafts)
+        for live in draft.card.lives
+    ]
+    names = ("speedup without prefill", "over n-gram lookup", "time in draft", "in verification", "texts as of target")
+    return Table(("draft", "T", *names), rows, "Wall-clock decoding, interleaved runs")
+
+
+def lengths_by_k(card: Scorecard) -> Table:
+    rows = [
+        (row.draft, f"{row.temperature:g}", *(f"{entry.tau.value:.2f}" for entry in row.by_k))
+        for row in card.acceptance
+    ]
+    columns = ("draft", "T", *(f"k={k}" for k in card.latency.ks))
+    return Table(columns, rows, "Acceptance length by number of speculative tokens (k)")
 
 
 def by_k(drafts: Sequence[ScoredDraft]) -> Table:
@@ -227,8 +230,7 @@ def step_times(cards: Mapping[str, Scorecard]) -> Table:
             steps += [(f"{draft.draft}, 1 token", draft.one_token), (f"{draft.draft}, 2 tokens", draft.two_tokens)]
         rows += [
             (
-                *([name] if len(cards) > 1 else []),
-                step_name,
+                step_name if len(cards) == 1 else f"{name}: {step_name}",
                 interval(step.p50_ms, 2),
                 f"{step.p10_ms.value:.2f}",
                 f"{step.p90_ms.value:.2f}",
@@ -237,11 +239,9 @@ def step_times(cards: Mapping[str, Scorecard]) -> Table:
             for step_name, step in steps
         ]
     [first, *_] = cards.values()
-    columns = (*(["run"] if len(cards) > 1 else []), "step", "median ms", "p10", "p90", "of a target step")
-    title = (
-        f"Step times: batch 1, {first.latency.context_tokens} tokens of context, {first.latency.repeats} repetitions"
-    )
-    return Table(columns, rows, title)
+    columns = ("step", "median ms", "p10", "p90", "of a target step")
+    context, repeats = first.latency.context_tokens, first.latency.repeats
+    return Table(columns, rows, f"Step times: batch 1, {context} tokens of context, {repeats} repetitions")
 
 
 def differences(cards: Mapping[str, Scorecard]) -> Table | None:
@@ -390,35 +390,34 @@ def recorded_positions(cards: Mapping[str, RecordedScorecard]) -> Table:
 
 
 def scorecard_page(card: Scorecard | RecordedScorecard) -> TableSection:
+    """Return the result, models and acceptance by k on one screen, then the details."""
     warnings = [f"WARNING: {text}" for text in card.warnings]
     if isinstance(card, RecordedScorecard):
         named = {"draft": card}
-        tables = [recorded_results(named), recorded_positions(named), models(named)]
-        return TableSection(
-            "Scorecard on recorded responses", [*warnings, *tables, TableSection("Setup", [setup(card)])]
-        )
-    drafts, named = scored_drafts({card.primary: card}), {card.primary: card}
-    tables = [
-        results(drafts),
-        measured(drafts),
-        differences(named),
-        by_k(drafts),
-        positions(drafts),
-        groups(drafts),
-        step_times(named),
-        models(named),
-    ]
-    shown = [table for table in tables if table is not None]
-    return TableSection("Scorecard", [*warnings, NOTE, *shown, TableSection("Setup", [setup(card)])])
+        shown, details = [recorded_results(named), models(named)], [recorded_positions(named)]
+    else:
+        drafts, named = scored_drafts({card.primary: card}), {card.primary: card}
+        shown = [decoding(drafts), models(named), lengths_by_k(card)]
+        details = [
+            results(drafts),
+            measured(drafts),
+            differences(named),
+            by_k(drafts),
+            positions(drafts),
+            groups(drafts),
+            step_times(named),
+        ]
+    page = TableSection("Details", [NOTE, *(table for table in details if table is not None), setup(card)])
+    return TableSection("Scorecard", [*warnings, *shown, page])
 
 
 def summary(card: Scorecard | RecordedScorecard) -> str:
-    warnings = [f"WARNING: {text}" for text in card.warnings]
-    if isinstance(card, RecordedScorecard):
-        return terminal(recorded_results({"draft": card}), *warnings)
-    drafts = scored_drafts({card.primary: card})
-    tables = [results(drafts, all_methods=False), measured(drafts)]
-    return terminal(*[table for table in tables if table is not None], *warnings)
+    """Format the result at up to two temperatures, and the first warning."""
+    is_recorded = isinstance(card, RecordedScorecard)
+    table = recorded_results({"draft": card}) if is_recorded else decoding(scored_drafts({"draft": card}), 2)
+    count = len(card.warnings)
+    warnings = [f"WARNING{f' 1 of {count}' if count > 1 else ''}: {text}" for text in card.warnings[:1]]
+    return "\n".join([terminal(table), *warnings])
 
 
 def find_warnings(card: Scorecard) -> list[str]:
@@ -426,26 +425,23 @@ def find_warnings(card: Scorecard) -> list[str]:
     for live in card.lives:
         if not live.agreement.exact:
             agreement = live.agreement
-            what = (
-                "a fault: do not trust this scorecard, and report it" if exact else f"rounding in {card.settings.dtype}"
-            )
+            what = "a fault, report it" if exact else f"rounding in {card.settings.dtype}"
             p_value = "" if agreement.p_value is None else f", p = {agreement.p_value:.2g}"
             warnings.append(
                 f"T={live.temperature:g}: decoding and replay differ ({what}): {agreement.same_text} of {live.prompts} "
-                f"texts are those of plain decoding; verification steps {agreement.loop.rounds:g} decoded, "
-                f"{agreement.replay.rounds:g} replayed; accepted {agreement.loop.accepted:g} decoded, "
-                f"{agreement.replay.accepted:g} replayed{p_value}."
+                f"texts as of the target, {agreement.loop.rounds:g} steps decoded, {agreement.replay.rounds:g} "
+                f"replayed{p_value}."
             )
         took_ms, step_ms = live.plain.ms_per_token, card.latency.target.median_ms
         if took_ms > DISTURBED * step_ms + LOOP_MS:
             warnings.append(
-                f"T={live.temperature:g}: plain decoding took {took_ms:.1f} ms/token, its timed step {step_ms:.1f} ms: "
-                "the machine was busy. Measure again when it is idle."
+                f"T={live.temperature:g}: the machine was busy, measure again: {took_ms:.1f} ms/token in plain "
+                f"decoding, {step_ms:.1f} ms in a timed step."
             )
         if exact and live.temperature == 0:
             warnings += [
-                f"{way.way}: {live.prompts - way.same_text} of {live.prompts} texts differ from plain decoding. "
-                "`widedraft verify` shows whether they are near ties."
+                f"{way.way}: {live.prompts - way.same_text} of {live.prompts} texts differ from the target's; "
+                "`widedraft verify` shows near ties."
                 for way in live.ways
                 if way.same_text < live.prompts
             ]
@@ -454,7 +450,7 @@ def find_warnings(card: Scorecard) -> list[str]:
         warnings.append(f"The target's argmax differs from its recorded response at {changed} tokens: near ties.")
     if not card.latency.settled:
         repeats = card.latency.warm_up_repeats
-        warnings.append(f"Step times had not settled after {repeats} warm-up repetitions. Measure again when idle.")
+        warnings.append(f"Step times had not settled after {repeats} warm-up repetitions: measure again.")
     least = least_units(card.settings.confidence)
     if card.prompts.scored < least:
         warnings.append(f"{card.prompts.scored} scored prompts give no interval; at least {least} do.")

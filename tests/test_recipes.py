@@ -12,9 +12,10 @@ import pytest
 import yaml
 
 import widedraft
+from architectures.console import terminal
 from architectures.hub import KNOWN_CONFIGS
 from architectures.manifest import read_manifest
-from distill.check import check_recipe, planned_shapes
+from distill.check import check_recipe, facts_table, planned_shapes
 from distill.debug import debug_recipe, tiny_run
 from distill.estimate import matrix_parameters
 from distill.recipe.recipe import load_recipe
@@ -119,9 +120,13 @@ def test_names_agree_with_the_file(path):
 def test_it_passes_check_without_a_network(path, here):
     needs_smollm2(path)
     write_prompts(Path("data"))
-    rows = dict(check_recipe(load_recipe(path)))
-    assert {"memory, generate", "memory, distill", "memory, eval", "disk", "steps", "hours"} <= rows.keys()
-    assert ("not checked" in rows) == (path in PUBLISHED)
+    rows = check_recipe(load_recipe(path))
+    names, stages = ({row.name for row in rows}, {row.value.split()[0] for row in rows if row.name == "memory"})
+    assert {"target", "draft", "disk", "steps", "hours"} <= names
+    assert {"generate", "distill", "eval"} <= stages
+    assert ("not checked" in names) == (path in PUBLISHED)
+    assert len(terminal(facts_table(rows, verbose=False)).splitlines()) <= 25
+    assert len(terminal(facts_table(rows, verbose=True)).splitlines()) == len(rows)
 
 
 FIELDS = {"gsm8k": "question", "alpaca": "instruction", "mt_bench": "turns"}

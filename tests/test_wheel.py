@@ -74,4 +74,4 @@ def test_who_has_the_wheel_alone_begins_in_an_empty_folder(environment, tmp_path
     assert "570, 48 held out" in widedraft("check", "recipes/quickstart.yaml")
     (tmp_path / "eval.py").unlink()
     debug = next(line for line in lines if "--debug" in line)
-    assert "scorecard: runs/quickstart-debug/eval/scorecard.md" in widedraft(*debug[1:])
+    assert "report: runs/quickstart-debug/eval/report.html" in widedraft(*debug[1:])

@@ -36,7 +36,7 @@ from distill.shipped_recipes import millions
 from eval.engines.certificate import FILE_NAME, read_certificates
 from eval.report import ScoredRun, by_batch
 from eval.scorecard_schema import Scorecard
-from eval.scorecard_tables import NOTE, by_k, groups, measured, results, scored_drafts, step_times
+from eval.scorecard_tables import NOTE, by_k, decoding, groups, results, scored_drafts, step_times
 from eval.tasks import TASKS, PromptSource
 
 LICENCE_FILES = ("LICENSE*", "LICENCE*", "NOTICE*", "USE_POLICY*", "COPYING*")
@@ -227,7 +227,7 @@ def write_card(
     outcome, measurements = [], []
     if card is not None and scored is not None:
         drafts = scored_drafts({name: card})
-        outcome = [results(drafts), measured(drafts)]
+        outcome = [decoding(drafts), results(drafts)]
         measurements = [by_k(drafts), groups(drafts), step_times({name: card}), by_batch(drafts, {name: scored})]
     page = ModelCard.from_template(
         data,

@@ -14,7 +14,7 @@ from architectures.errors import UserError
 from architectures.hub import read_config
 from architectures.pruning.plan import PLAN_NAME, PruningPlan
 from architectures.shapes import Shape
-from distill.check import check_recipe
+from distill.check import Row, check_recipe
 from distill.pipeline import prune_stage
 from distill.recipe.recipe import Recipe
 from distill.run import Run
@@ -141,6 +141,6 @@ def test_a_plan_and_a_source_serve_every_family(targets, recipe_of, tmp_path, fa
 @pytest.mark.parametrize("family", TRIED)
 def test_stages_are_a_cut_of_the_stage_before(targets, recipe_of, family):
     recipe = recipe_of(targets(family), stages=[3, 2], method="first_last")
-    assert ("pruned by", "first_last, in stages of 3, 2 layers") in check_recipe(recipe)
+    assert Row("pruned by", "first_last, in stages of 3, 2 layers") in check_recipe(recipe)
     with rejects("stage-3/draft", "widedraft run RECIPE"):
         prune_stage(Run.of(recipe))

@@ -68,7 +68,7 @@ def test_two_processes_make_the_files_of_one(recipe, tmp_path):
     assert {path.name for path in together.iterdir()} == {path.name for path in alone.iterdir()}
     assert {path.name for path in (together / "eval").iterdir()} == {path.name for path in (alone / "eval").iterdir()}
     assert (together / LOCK_NAME).read_bytes() == b""
-    for name in ("== generate", "== eval", "scorecard:", "one of 2 processes"):
+    for name in ("== generate", "== eval", "report:", "one of 2 processes"):
         assert launched.stdout.count(name) == 1
 
 

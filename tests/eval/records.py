@@ -148,7 +148,7 @@ def speedup(draft, temperature, predicted, best, ks, break_even=None):
         rule="rule",
         cost_ratio=0.1,
         best_k=best,
-        num_speculative_tokens=entries,
+        by_k=entries,
     )
 
 

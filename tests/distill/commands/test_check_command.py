@@ -32,6 +32,14 @@ def test_several_recipes_are_checked_each_under_its_heading(recipes, capsys):
     assert sum("3 layers" in line for line in lines) == 2
 
 
+def test_verbose_prints_a_row_per_stage(recipes, capsys):
+    lines = []
+    for options in ([], ["--verbose"]):
+        assert widedraft.main(["check", "one.yaml", *options]) == 0
+        lines.append([line for line in capsys.readouterr().out.splitlines() if line.startswith("memory ")])
+    assert [len(each) for each in lines] == [1, 3]
+
+
 def test_a_wrong_recipe_among_several_does_not_hide_the_others(recipes, capsys):
     Path("one.yaml").write_text(Path("one.yaml").read_text().replace("layers: 2", "layers: 9"))
     assert widedraft.main(["check", *recipes]) == 2
