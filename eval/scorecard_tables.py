@@ -160,7 +160,7 @@ def measured(drafts: Sequence[ScoredDraft]) -> Table:
         for draft in primaries(drafts)
         for live in draft.card.lives
     ]
-    names = ("speedup without prefill", "over n-gram lookup", "time in draft", "in verification", "texts as of target")
+    names = ("speedup without prefill", "over n-gram lookup", "time in draft", "in verification", "same text as plain")
     return Table(("draft", "T", *names), rows, "Wall-clock decoding, interleaved runs")
 
 
@@ -429,7 +429,7 @@ def find_warnings(card: Scorecard) -> list[str]:
             p_value = "" if agreement.p_value is None else f", p = {agreement.p_value:.2g}"
             warnings.append(
                 f"T={live.temperature:g}: decoding and replay differ ({what}): {agreement.same_text} of {live.prompts} "
-                f"texts as of the target, {agreement.loop.rounds:g} steps decoded, {agreement.replay.rounds:g} "
+                f"texts equal the target's, {agreement.loop.rounds:g} steps decoded, {agreement.replay.rounds:g} "
                 f"replayed{p_value}."
             )
         took_ms, step_ms = live.plain.ms_per_token, card.latency.target.median_ms
