@@ -30,7 +30,7 @@ from eval.config import EvalConfig
 from eval.decoding.generate import Kind
 from eval.decoding.kv_cache import takes_rows
 from eval.decoding.sampling import Sampling
-from eval.decoding.speculative import NgramLookup
+from eval.decoding.speculative import LookupFirst, NgramLookup
 from eval.intervals import CONFIDENCE, INTERVALS, NUM_RESAMPLES, Resampling
 from eval.large_targets import held_facts, load_target
 from eval.latency import (
@@ -48,6 +48,7 @@ from eval.responses import Trace
 from eval.scorecard_schema import (
     CARD_NAME,
     LOOKUP,
+    LOOKUP_THEN_DRAFT,
     TARGET,
     DraftModel,
     Forecast,
@@ -261,7 +262,11 @@ def measure_live(
     k, sampling = predicted.best_k, Sampling.of(score.temperature, config.sampling)
     texts = [(trace.prompt_ids, trace.response_ids) for trace in responses.traces]
     looked_up = best_lookup(texts, steps, max_new_tokens=config.max_new_tokens)
-    ways = {DRAFT: LiveWay(draft, k), LOOKUP: LiveWay(NgramLookup(), looked_up)}
+    ways = {
+        DRAFT: LiveWay(draft, k),
+        LOOKUP: LiveWay(NgramLookup(), looked_up),
+        LOOKUP_THEN_DRAFT: LiveWay(draft, k, LookupFirst()),
+    }
     chosen = responses.first_turns()[: config.wall_clock_prompts]
     decoded = decode_live(
         replayed.target,

@@ -17,10 +17,10 @@ from architectures.settings import How, Placement
 from eval.config import SamplingConfig
 from eval.intervals import Estimate, Resampling
 
-FORMAT, RECORDED_FORMAT = "widedraft.scorecard/4", "widedraft.recorded/2"
+FORMAT, RECORDED_FORMAT = "widedraft.scorecard/5", "widedraft.recorded/2"
 CARD_NAME = "scorecard.json"
 UNDISTILLED = "undistilled"  # name of a run's baseline: its draft before distillation
-LOOKUP = "n-gram lookup"  # name of prompt lookup among the ways of decoding
+LOOKUP, LOOKUP_THEN_DRAFT = "n-gram lookup", "draft with n-gram lookup"  # names of ways of decoding
 
 Item = TypeVar("Item")
 
@@ -509,10 +509,15 @@ class Agreement(Record):
 
 
 class WayRow(Record):
-    """A way of decoding in addition to the draft: prompt lookup."""
+    """A way of decoding in addition to the draft: prompt lookup, only or in front of the draft.
+
+    The acceptance rate is that of the tokens proposed, None if there are none; the length is per verification step.
+    """
 
     way: str
     num_speculative_tokens: int
+    acceptance_rate: float | None
+    acceptance_length: float
     same_text: int
     speedup: Estimate
     decoding_speedup: Estimate
@@ -552,7 +557,7 @@ class Live(Record):
 class Scorecard(Record):
     """A scorecard: one target, its drafts, and all measurements."""
 
-    format: Literal["widedraft.scorecard/4"] = FORMAT
+    format: Literal["widedraft.scorecard/5"] = FORMAT
     warnings: tuple[str, ...]
     target: ScoredModel
     drafts: Some[DraftModel]

@@ -8,6 +8,7 @@ import numpy as np
 from architectures.console import Table, TableSection, facts, terminal
 from eval.intervals import Estimate, least_units, paired_ratio_difference, sign_flip_p
 from eval.scorecard_schema import (
+    LOOKUP,
     AcceptanceRow,
     Ratio,
     RecordedScorecard,
@@ -15,6 +16,7 @@ from eval.scorecard_schema import (
     ScoredModel,
     Spent,
     StepTime,
+    WayRow,
 )
 from eval.speedup import predicted_interval
 
@@ -96,7 +98,7 @@ def predicted(draft: ScoredDraft, temperature: float, num_speculative_tokens: in
 
 
 def decoding(drafts: Sequence[ScoredDraft], most: int | None = None) -> Table:
-    """Tabulate the result at the first `most` temperatures: the target alone, with n-gram lookup, with the draft."""
+    """Tabulate the result at the first `most` temperatures: the target alone, n-gram lookup, the draft, and both."""
     rows, several = [], len(primaries(drafts)) > 1
     for draft in primaries(drafts):
         for live in draft.card.lives[:most]:
@@ -106,11 +108,9 @@ def decoding(drafts: Sequence[ScoredDraft], most: int | None = None) -> Table:
                 (f"{draft.label}: {name}" if several else name, f"{live.temperature:g}", *cells)
                 for name, *cells in (
                     ("target alone", "–", "–", "–", per_second(live.plain), "1x"),
-                    *(
-                        (way.way, way.num_speculative_tokens, "–", "–", per_second(way.spent), times(way.speedup))
-                        for way in live.ways
-                    ),
+                    *(way_cells(way) for way in live.ways if way.way == LOOKUP),
                     ("draft", k, *rates, per_second(live.speculative), times(live.speedup)),
+                    *(way_cells(way) for way in live.ways if way.way != LOOKUP),
                 )
             ]
     [first, *_] = drafts
@@ -118,6 +118,12 @@ def decoding(drafts: Sequence[ScoredDraft], most: int | None = None) -> Table:
     return Table(
         columns, rows, f"Result at batch 1, {first.card.live.prompts} prompts, prefill included, {first.card.machine}"
     )
+
+
+def way_cells(way: WayRow) -> tuple[object, ...]:
+    rate = "–" if way.acceptance_rate is None else f"{way.acceptance_rate:.3f}"
+    length = f"{way.acceptance_length:.3f}"
+    return (way.way, way.num_speculative_tokens, rate, length, per_second(way.spent), times(way.speedup))
 
 
 def per_second(spent: Spent) -> str:
@@ -412,9 +418,9 @@ def scorecard_page(card: Scorecard | RecordedScorecard) -> TableSection:
 
 
 def summary(card: Scorecard | RecordedScorecard) -> str:
-    """Format the result at up to two temperatures, and the first warning."""
+    """Format the result at the first temperature, and the first warning."""
     is_recorded = isinstance(card, RecordedScorecard)
-    table = recorded_results({"draft": card}) if is_recorded else decoding(scored_drafts({"draft": card}), 2)
+    table = recorded_results({"draft": card}) if is_recorded else decoding(scored_drafts({"draft": card}), 1)
     count = len(card.warnings)
     warnings = [f"WARNING{f' 1 of {count}' if count > 1 else ''}: {text}" for text in card.warnings[:1]]
     return "\n".join([terminal(table), *warnings])

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 from architectures.console import track
 from eval.decoding.sampling import Decoded, Limits, Sampling, Seeds, Speculation, row_seed
-from eval.decoding.speculative import NgramLookup, plain_decode, speculative_decode
+from eval.decoding.speculative import LookupFirst, NgramLookup, plain_decode, speculative_decode
 from eval.intervals import Columns, Estimate, Resampling, paired_ratio_quotient
 from eval.replay import ReplayCounts, count_trace, pool, rule_name
 from eval.responses import Trace
@@ -29,10 +29,11 @@ DRAFT = "draft"  # the way whose verification steps are compared with the replay
 
 @dataclass(frozen=True)
 class LiveWay:
-    """A proposer and its number of tokens per verification step."""
+    """A proposer, its number of tokens per verification step, and prompt lookup that takes precedence over a draft."""
 
     proposer: PreTrainedModel | NgramLookup
     num_speculative_tokens: int
+    lookup_first: LookupFirst | None = None
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,12 @@ def decode_live(
             else:
                 speculation = Speculation(ways[name].num_speculative_tokens, rule=rule_name(sampling.temperature))
                 [texts[name]] = speculative_decode(
-                    target, ways[name].proposer, [response.prompt_ids], speculation=speculation, **shared
+                    target,
+                    ways[name].proposer,
+                    [response.prompt_ids],
+                    speculation=speculation,
+                    lookup_first=ways[name].lookup_first,
+                    **shared,
                 )
         plain, speculative = texts.pop(None), texts.pop(DRAFT)
         others = {name: text for name, text in texts.items() if name is not None}
@@ -174,9 +180,13 @@ def live_record(
 
 
 def way_row(name: str, way: LiveWay, responses: Sequence[LiveResponse], resampling: Resampling) -> WayRow:
+    rounds = [round_ for response in responses for round_ in response.by(name).rounds]
+    accepted, proposed = sum(each.accepted for each in rounds), sum(each.proposed for each in rounds)
     return WayRow(
         way=name,
         num_speculative_tokens=way.num_speculative_tokens,
+        acceptance_rate=accepted / proposed if proposed else None,
+        acceptance_length=1 + accepted / len(rounds),
         same_text=sum(response.by(name).token_ids == response.plain.token_ids for response in responses),
         speedup=whole_speedup(responses, resampling, name),
         decoding_speedup=decoding_speedup(responses, resampling, name),

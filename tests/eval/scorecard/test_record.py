@@ -22,7 +22,7 @@ def test_forecasts_by_measured_terms():
     row, tau = forecast(GOOD, 2, TIMES), 10 / 7
     assert row.predicted == pytest.approx(tau * 20 / (2 * 4 + 1 / 7 * (5 - 4) + 22))
     assert row.break_even_alpha == break_even_alpha(2, TIMES)
-    assert speedup_row(GOOD, TIMES).num_speculative_tokens == (row,)
+    assert speedup_row(GOOD, TIMES).by_k == (row,)
 
 
 def test_the_best_lookahead_is_chosen_by_measured_terms():

@@ -20,7 +20,7 @@ from eval.prompts import Prompt
 from eval.replay import rule_names
 from eval.responses import Trace, read_traces
 from eval.scorecard import score_drafts, typical_context
-from eval.scorecard_schema import read_scorecard
+from eval.scorecard_schema import LOOKUP, LOOKUP_THEN_DRAFT, read_scorecard
 from tests.rejections import rejects
 
 TIMED = ("latency", "speedup", "lives", "warnings", "provenance")
@@ -85,10 +85,10 @@ def acceptance(scorecard, draft, temperature):
 def test_the_file_is_what_was_returned(scored):
     out, scorecard = scored
     assert read_scorecard(out / "scorecard.json") == scorecard
-    assert scorecard.format == "widedraft.scorecard/4"
+    assert scorecard.format == "widedraft.scorecard/5"
     assert sorted(path.name for path in out.iterdir()) == [
-        "responses",
         "examples.json",
+        "responses",
         "scorecard.json",
         "scorecard.md",
     ]
@@ -205,7 +205,7 @@ def test_the_prediction_follows_from_the_recorded_terms(scorecard):
     latency = scorecard.latency
     for forecast in scorecard.speedup:
         [draft] = [row for row in latency.drafts if row.draft == forecast.draft]
-        rounds = acceptance(scorecard, forecast.draft, forecast.temperature).num_speculative_tokens
+        rounds = acceptance(scorecard, forecast.draft, forecast.temperature).by_k
         assert forecast.cost_ratio == draft.one_token.median_ms / latency.target.median_ms
         for entry, counts, verify in zip(forecast.by_k, rounds, latency.verify, strict=True):
             one, two = draft.one_token.median_ms, draft.two_tokens.median_ms
@@ -227,6 +227,15 @@ def test_the_live_loop_runs_at_the_best_predicted_k(scorecard):
     assert live.decoding_speedup.value == pytest.approx(per_token[0] / per_token[1])
     whole = [spent.decode_s + spent.prefill_s for spent in (live.plain, live.speculative)]
     assert live.speedup.value == pytest.approx(whole[0] / whole[1])
+
+
+def test_lookup_alone_and_before_the_draft_decode_the_same_greedy_texts(scorecard):
+    ways = {way.way: way for way in scorecard.live.ways}
+    assert set(ways) == {LOOKUP, LOOKUP_THEN_DRAFT}
+    for way in ways.values():
+        assert way.same_text == scorecard.live.prompts
+        assert way.acceptance_length >= 1
+        assert way.acceptance_rate is None or 0 <= way.acceptance_rate <= 1
 
 
 def test_origins_are_recorded(scorecard, target_folder):
