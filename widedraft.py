@@ -1,4 +1,4 @@
-"""The command line: a table of stages, each imported only when called."""
+"""The command line: a table of commands, each imported only when called."""
 
 # Handle Ctrl-C from the first import on
 
@@ -34,11 +34,11 @@ EXITS = "Exit codes: 0 success, 2 user error (one message), 130 interrupted; run
 
 
 @dataclass(frozen=True)
-class Stage:
+class Command:
     """A subcommand of `widedraft`.
 
     Attributes:
-        help: One line for the list of stages.
+        help: One line for the list of commands.
         settings: Flags and arguments.
         usage: Its forms, if it has several.
     """
@@ -50,32 +50,34 @@ class Stage:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one stage and return the exit code."""
+    """Run one command and return the exit code."""
     parser = argparse.ArgumentParser(
         prog="widedraft",
         description="Create shallow-and-wide draft models for speculative decoding.",
-        epilog="\n".join(["stages:", *(f"  {name:15} {stage.help}" for name, stage in STAGES.items()), "", EXITS]),
+        epilog="\n".join(
+            ["commands:", *(f"  {name:15} {command.help}" for name, command in COMMANDS.items()), "", EXITS]
+        ),
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"widedraft {package_version('widedraft')}")
-    parser.add_argument("stage", choices=STAGES, metavar="STAGE", help="command; see `widedraft STAGE --help`")
+    parser.add_argument("command", choices=COMMANDS, metavar="COMMAND", help="see `widedraft COMMAND --help`")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="arguments of the command")
     chosen = parser.parse_args(argv)
 
-    return report_user_errors(lambda: run_stage(chosen.stage, chosen.arguments))
+    return report_user_errors(lambda: run_command(chosen.command, chosen.arguments))
 
 
-def run_stage(name: str, words: Sequence[str]) -> None:
-    """Run one stage with the arguments after its name; raise UserError if one is invalid."""
+def run_command(name: str, words: Sequence[str]) -> None:
+    """Run one command with the arguments after its name; raise UserError if one is invalid."""
     reject_undecodable(words)
-    stage = STAGES[name]
+    command = COMMANDS[name]
     parser = argparse.ArgumentParser(
-        prog=f"widedraft {name}", usage=stage.usage, description=stage.help, epilog=EXITS, allow_abbrev=False
+        prog=f"widedraft {name}", usage=command.usage, description=command.help, epilog=EXITS, allow_abbrev=False
     )
-    settings = read_settings(parser, stage.settings, words)
+    settings = read_settings(parser, command.settings, words)
     launch_if_several(settings, [name, *words], commands.single_process_reason)
-    stage.run(settings)
+    command.run(settings)
 
 
 def reject_undecodable(words: Sequence[str]) -> None:
@@ -99,35 +101,35 @@ def import_gguf(settings: ImportSettings) -> None:
     print(f"{settings.to}: a Hugging Face checkpoint; set target.path to it in a recipe.")
 
 
-STAGES = {
-    "recipes": Stage(
+COMMANDS = {
+    "recipes": Command(
         recipes, "list or write the recipes that ship with widedraft; list named shapes and tasks", RecipesSettings
     ),
-    "check": Stage(
+    "check": Command(
         check,
         "check recipes and print shape, parameters, memory, disk, steps and hours, without loading weights",
         CheckSettings,
     ),
-    "import": Stage(import_gguf, "convert a GGUF file to a Hugging Face checkpoint", ImportSettings),
-    "prune": Stage(
+    "import": Command(import_gguf, "convert a GGUF file to a Hugging Face checkpoint", ImportSettings),
+    "prune": Command(
         commands.prune,
         "prune the target to the initial draft, into <run>/init; trains learned masks first",
         RunSettings,
     ),
-    "generate": Stage(
+    "generate": Command(
         commands.generate, "generate target responses for the prompts, into <run>/data", GenerateSettings
     ),
-    "cache": Stage(
+    "cache": Command(
         commands.cache,
         "write the teacher's outputs for the responses into <run>/teacher_cache, for a cached teacher",
         commands.CacheSettings,
     ),
-    "distill": Stage(
+    "distill": Command(
         commands.distill,
         "train the draft and export it, into <run>/draft",
         commands.DistillSettings,
     ),
-    "export": Stage(
+    "export": Command(
         commands.export,
         "export the newest checkpoint into <run>/draft, or any checkpoint; convert drafts for engines or to GGUF",
         commands.ExportSettings,
@@ -137,7 +139,7 @@ STAGES = {
             "       widedraft export --checkpoint FILE --init DIR --target T --to DIR [--dtype TYPE] [--gguf KIND ...]"
         ),
     ),
-    "eval": Stage(
+    "eval": Command(
         commands.score,
         "score a draft against its target, into <run>/eval",
         commands.EvalSettings,
@@ -148,37 +150,37 @@ STAGES = {
             "       widedraft eval --recorded PATH --draft B [--prompts FILE] [--out DIR] [eval.key=value ...]"
         ),
     ),
-    "verify": Stage(
+    "verify": Command(
         verify,
         "check that speculative decoding is lossless; accuracy or coloured output with and without the draft",
         VerifySettings,
     ),
-    "choose": Stage(
+    "choose": Command(
         commands.choose,
         "find the fastest draft shape on this machine: step times, short training runs, then a recipe",
         ChooseSettings,
     ),
-    "benchmark": Stage(
+    "benchmark": Command(
         benchmark,
         "measure wall-clock tokens/s with and without a draft in interleaved runs; --grid: step times",
         BenchmarkSettings,
     ),
-    "certify": Stage(
+    "certify": Command(
         certify,
         "run a draft in transformers, vLLM or llama.cpp; compare texts and counts with the replay; measure speed",
         CertifySettings,
     ),
-    "push": Stage(
+    "push": Command(
         commands.push,
         "push the draft of a complete run to the hub, with its card and evaluation; or write the files only",
         PushSettings,
     ),
-    "report": Stage(
+    "report": Command(
         report,
         "write a self-contained page with plots of one or several scorecards",
         ReportSettings,
     ),
-    "run": Stage(
+    "run": Command(
         commands.run_everything,
         "run all stages; continues an interrupted run",
         RunSettings,

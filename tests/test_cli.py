@@ -70,12 +70,12 @@ def test_user_errors_are_one_message_and_exit_code_2(recipe):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "required: STAGE"),
+        ([], "required: COMMAND"),
         (["chek"], "invalid choice: 'chek'"),
         (["check"], "required: RECIPE"),
         (["check", "a.yaml", "--fast"], "unrecognized arguments: --fast"),
         (["import", "a.gguf"], "required: --to"),
-        (["--vers"], "required: STAGE"),  # an option has one name, its whole one
+        (["--vers"], "required: COMMAND"),  # an option has one name, its whole one
         (["import", "a.gguf", "--t", "x"], "required: --to"),
     ],
 )

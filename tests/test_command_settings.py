@@ -22,12 +22,12 @@ from architectures.settings import (
 from tests.rejections import rejects
 
 
-@pytest.mark.parametrize("stage", widedraft.STAGES)
+@pytest.mark.parametrize("stage", widedraft.COMMANDS)
 def test_help_shows_and_explains_every_setting(stage, capsys):
     with pytest.raises(SystemExit):
         widedraft.main([stage, "--help"])
     page = re.sub(r"[-\s]", "", capsys.readouterr().out)
-    settings = widedraft.STAGES[stage].settings
+    settings = widedraft.COMMANDS[stage].settings
     schema = settings.model_json_schema()
     for name, field in settings.model_fields.items():
         told, node = given_flag(field), schema["properties"][name]

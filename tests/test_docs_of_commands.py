@@ -9,7 +9,7 @@ import pytest
 
 from architectures.settings import add_flags, known_keys, schema_of
 from distill.recipe.recipe import Recipe
-from widedraft import STAGES
+from widedraft import COMMANDS
 
 ROOT = Path(__file__).parents[1]
 PAGES = [path.relative_to(ROOT) for path in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]]
@@ -46,7 +46,7 @@ def unknown_flags(text):
     """Words after `widedraft` that are no stage of it, and flags that their stage does not have."""
     unknown = []
     for name, words in (each for code in CODE.findall(text) for each in COMMAND.findall(" ".join(code.split()))):
-        flags = flags_of(name) if name in STAGES else None
+        flags = flags_of(name) if name in COMMANDS else None
         unknown += [name] if flags is None else [f"{name} {flag}" for flag in flags_in(words) if flag not in flags]
     return unknown
 
@@ -57,7 +57,7 @@ def flags_in(words):
 
 def flags_of(stage):
     parser = argparse.ArgumentParser()
-    add_flags(parser, STAGES[stage].settings)
+    add_flags(parser, COMMANDS[stage].settings)
     return set(re.findall(r"(?<![\w-])--[a-z-]+", parser.format_help()))
 
 

@@ -445,7 +445,7 @@ RecipeFile = Annotated[
 ]
 Overrides = Annotated[
     tuple[str, ...],
-    Field(description="Override of a dotted key."),
+    Field(description="Override of a recipe key, such as target.path; docs/recipes.md lists all."),
     Flag(metavar="key=value", is_word=True),
     AfterValidator(only_overrides),
 ]

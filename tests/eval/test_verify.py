@@ -130,7 +130,7 @@ def test_no_option_is_accepted_and_ignored(run, questions, target_folder, noisy_
 
 
 def test_every_option_is_among_those_tried():
-    known = {flag_of(name).removeprefix("--") for name in widedraft.STAGES["verify"].settings.model_fields}
+    known = {flag_of(name).removeprefix("--") for name in widedraft.COMMANDS["verify"].settings.model_fields}
     held = {"target-placement", "target-device-memory-gib", "target-bits"}  # below
     assert known == set().union(*OPTIONS.values()) | held | {"accuracy", "show"}
 
