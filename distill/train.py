@@ -133,7 +133,8 @@ def fit(run: Run, trainer: Trainer) -> None:
     assert state.max_duration is not None
     if state.timestamp.get(state.max_duration.unit) >= state.max_duration:
         if is_rank_0:
-            print(f"{run.folder}: already trained for {run.recipe.distill.max_duration}.", file=sys.stderr)
+            duration = run.recipe.distill.max_duration
+            print(f"{run.folder}: already trained for distill.max_duration={duration}.", file=sys.stderr)
         return
     if is_rank_0:
         begin_training(run)

@@ -61,7 +61,7 @@ ROWS = [
     Row("cache", "files of the cache", (teacher_cache, "write_tensors"), 1),
     Row("eval", "files of responses", (answering, "write_shard"), 1),
 ]
-COMMANDS: dict[str, tuple[Callable[[Run], object], tuple[str, ...], tuple[str, ...]]] = {
+STAGES: dict[str, tuple[Callable[[Run], object], tuple[str, ...], tuple[str, ...]]] = {
     # what does it, the folders it makes, and those of them that hold nothing that is timed
     "generate": (generate_stage, ("data",), ("data",)),
     "prune": (prune_stage, ("scores", "init"), ("scores", "init")),
@@ -78,13 +78,13 @@ def whole(make_checkpoint, tmp_path_factory, trainings_begin_at_once) -> Path:
     write_recipe(folder, make_checkpoint(seed=1), CUT, SETTINGS)
     with pytest.MonkeyPatch.context() as patch:
         train_here(patch)
-        for stage in COMMANDS:
+        for stage in STAGES:
             carry_out(stage, folder)
     return (folder / "run").rename(folder / "whole").parent
 
 
 def carry_out(stage: str, folder: Path, share: Share = ALONE) -> None:
-    COMMANDS[stage][0](Run.of(load_recipe(folder / "recipe.yaml", []), share))
+    STAGES[stage][0](Run.of(load_recipe(folder / "recipe.yaml", []), share))
 
 
 def carry_out_by_two(stage: str, folder: Path) -> None:
@@ -96,8 +96,8 @@ def run_before(stage: str, folder: Path) -> Path:
     run = folder / "run"
     shutil.rmtree(run, ignore_errors=True)
     shutil.copytree(folder / "whole", run, symlinks=True)
-    for name in list(COMMANDS)[list(COMMANDS).index(stage) :]:
-        for made in COMMANDS[name][1]:
+    for name in list(STAGES)[list(STAGES).index(stage) :]:
+        for made in STAGES[name][1]:
             shutil.rmtree(run / made)
     return run
 
@@ -120,7 +120,7 @@ class Units:
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row.stage}, {row.what}")
 def test_two_processes_and_a_lost_one_make_the_files_of_one(whole, monkeypatch, row):
-    units, compared = Units(row, monkeypatch), COMMANDS[row.stage][2]
+    units, compared = Units(row, monkeypatch), STAGES[row.stage][2]
     run = run_before(row.stage, whole)
     carry_out_by_two(row.stage, whole)
     assert contents(run, *compared) == contents(whole / "whole", *compared)
@@ -133,7 +133,7 @@ def test_two_processes_and_a_lost_one_make_the_files_of_one(whole, monkeypatch, 
     carry_out_by_two(row.stage, whole)
     assert num_left <= units.count <= num_left + row.lost
     assert contents(run, *compared) == contents(whole / "whole", *compared)
-    for folder in COMMANDS[row.stage][1]:
+    for folder in STAGES[row.stage][1]:
         assert names(run / folder) == names(whole / "whole" / folder)  # nothing that was kept stays
 
 
