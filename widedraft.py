@@ -113,7 +113,7 @@ COMMANDS = {
     "import": Command(import_gguf, "convert a GGUF file to a Hugging Face checkpoint", ImportSettings),
     "prune": Command(
         commands.prune,
-        "prune the target to the initial draft, into <run>/init; trains learned masks first",
+        "prune the target to the initial draft, into <run>/init; trains its masks first, if the recipe has them",
         RunSettings,
     ),
     "generate": Command(
@@ -121,12 +121,12 @@ COMMANDS = {
     ),
     "cache": Command(
         commands.cache,
-        "write the teacher's outputs for the responses into <run>/teacher_cache, for a cached teacher",
+        "precompute the teacher's outputs, into <run>/teacher_cache, so that training runs without the teacher",
         commands.CacheSettings,
     ),
     "distill": Command(
         commands.distill,
-        "train the draft and export it, into <run>/draft",
+        "train the draft and export it into <run>/draft",
         commands.DistillSettings,
     ),
     "export": Command(
@@ -152,7 +152,7 @@ COMMANDS = {
     ),
     "verify": Command(
         verify,
-        "check that speculative decoding is lossless; accuracy or coloured output with and without the draft",
+        "check that speculative decoding is lossless; or compare task accuracy; or show outputs side by side",
         VerifySettings,
     ),
     "choose": Command(
@@ -167,7 +167,7 @@ COMMANDS = {
     ),
     "certify": Command(
         certify,
-        "run a draft in transformers, vLLM or llama.cpp; compare texts and counts with the replay; measure speed",
+        "run a draft in an engine: check outputs and acceptance counts, measure speed; exit code 1 on a mismatch",
         CertifySettings,
     ),
     "push": Command(

@@ -430,7 +430,7 @@ class ExportSettings(Section):
     to: Annotated[Path | None, Flag(metavar="DIR")] = Field(default=None, description="Output directory.")
     form: Annotated[Form | None, Flag()] = Field(
         default=None,
-        description="Form of a draft with a reduced vocabulary. whole: a head of all ids, for any engine, no faster; "
+        description="Form of a draft with a reduced vocabulary. whole: full-vocabulary head, for any engine, no faster; "
         "own-tokenizer: for vLLM's use_heterogeneous_vocab.",
     )
     dtype: Annotated[Dtype | None, Flag(absent="bfloat16; a recipe has export.dtype")] = Field(
@@ -531,7 +531,7 @@ class CheckSettings(Section):
 
     processes: Annotated[
         Annotated[int, Field(ge=1, le=MOST)] | None,
-        Flag(metavar="N", absent="1; stages that do not fit on one of 8 are rejected"),
+        Flag(metavar="N", absent="1; rejects stages that do not fit when split over 8"),
     ] = Field(default=None, description="Estimate the memory of one of N processes in every stage.")
     device_gib: Annotated[
         Annotated[float, Field(gt=0)] | None,

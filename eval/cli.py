@@ -446,7 +446,7 @@ class VerifySettings(DecodingFlags):
     ] = False
     num_prompts: Annotated[NumPrompts | None, Flag(absent="8; 100 with --accuracy; all with --show")] = None
     max_new_tokens: Annotated[
-        MaxNewTokens | None, Flag(absent="64; 128 with --show; 256 of gsm8k, 8 of multiplication")
+        MaxNewTokens | None, Flag(absent="64; 128 with --show; 256 for gsm8k, 8 for multiplication")
     ] = None
     num_speculative_tokens: NumSpeculativeTokens = 4
     temperature: Annotated[Temperature | None, Flag(absent="1; 0 with --show")] = None

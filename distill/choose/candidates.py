@@ -65,7 +65,7 @@ class ChooseSettings(Section):
         default="100ba", description="Length of the first training runs, in units of distill.max_duration."
     )
     longest: Annotated[Duration | None, Flag(metavar="T", absent="4 times --duration")] = Field(
-        default=None, description="Maximum length; it doubles for the remaining candidates each time."
+        default=None, description="Maximum run length; each round doubles it for the remaining candidates."
     )
     untrained: bool = Field(default=False, description="Only measure step times.")
     out: Annotated[Path | None, Flag(metavar="FILE", absent="<run>/choose/recipe.yaml")] = Field(
