@@ -430,7 +430,7 @@ class ExportSettings(Section):
     to: Annotated[Path | None, Flag(metavar="DIR")] = Field(default=None, description="Output directory.")
     form: Annotated[Form | None, Flag()] = Field(
         default=None,
-        description="Form of a draft with a reduced vocabulary. whole: full-vocabulary head, for any engine, no faster; "
+        description="Form of a draft with a reduced vocabulary. whole: full-vocabulary head for any engine, no faster; "
         "own-tokenizer: for vLLM's use_heterogeneous_vocab.",
     )
     dtype: Annotated[Dtype | None, Flag(absent="bfloat16; a recipe has export.dtype")] = Field(
