@@ -10,6 +10,7 @@ import widedraft
 from architectures import manifest
 from architectures.errors import UserError
 from architectures.manifest import write_manifest
+from distill import stage_inputs
 from distill.check import check_recipe
 from distill.recipe.recipe import load_recipe, save_recipe
 from distill.run import Run, target_record
@@ -130,7 +131,8 @@ def test_no_weights_are_read_for_finished_responses(checked, monkeypatch):
     finish_data({"prompts": 12, "train": {"responses": 9, "response_tokens": 180}})
     read, hash_of = [], manifest.sha256_of_file
     monkeypatch.setattr(manifest, "sha256_of_files", lambda paths, **_: read.append(paths))
-    monkeypatch.setattr(manifest, "sha256_of_file", lambda path: read.append(path.name) or hash_of(path))
+    for module in (manifest, stage_inputs):
+        monkeypatch.setattr(module, "sha256_of_file", lambda path: read.append(path.name) or hash_of(path))
     assert checked()["prompts"].startswith("12, 2 ")
     assert read == ["prompts.jsonl"]
 

@@ -121,7 +121,7 @@ def test_a_second_run_skips_everything_and_says_so(run, capfd):
     printed = capfd.readouterr().out
     assert printed.count("up to date") == 4
     assert str(out / "draft") in printed
-    assert str(out / "eval" / "scorecard.md") in printed
+    assert str(out / "eval" / "report.html") in printed
 
 
 @pytest.mark.parametrize(
