@@ -148,7 +148,7 @@ def test_a_cache_that_is_too_large_for_what_is_free_is_said_once_and_grows(targe
     assert kinds[2] not in (RowSequencer, TextSequencer)
     assert maker.made == [(2, 1, False)]
     (line,) = capsys.readouterr().err.splitlines()
-    assert "2 rows of 256" in line
+    assert "2 x 256" in line
 
 
 def test_responses_on_a_device_are_those_of_eager_steps(target, tmp_path, device, monkeypatch):

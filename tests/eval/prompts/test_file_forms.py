@@ -13,7 +13,7 @@ from tests.rejections import rejects
 
 SQL = (
     "Could you translate the following question into SQL. Please only generate SQL, don't include explanation in the "
-    "response. "
+    "answer. "
 )
 
 

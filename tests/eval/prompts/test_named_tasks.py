@@ -25,7 +25,7 @@ from tests.rejections import rejects
 
 SQL = (
     "Could you translate the following question into SQL. Please only generate SQL, don't include explanation in the "
-    "response. How many boats?"
+    "answer. How many boats?"
 )
 HI, HO = {"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}
 CODE = "import os\n\n" + "x = 1\n" * 100  # 611 characters
