@@ -160,6 +160,8 @@ class Servers:
         self.servers = [EngineServer.find(url, config, max_model_len=max_model_len) for url in config.urls]
         self.name = f"{'sglang' if self.servers[0].is_sglang else 'vllm'} at {', '.join(config.urls)}"
         self.concurrency, self.numbers = concurrency, count()
+        self.clients = [server.client for server in self.servers]
+        self.pools: list[ThreadPoolExecutor] = []
 
     def generate(
         self, prompts: Sequence[Sequence[int]], seeds: Sequence[int], *, limits: Limits, sampling: Sampling
@@ -176,6 +178,7 @@ class Servers:
                     self.lose(server, error)
 
         pool = ThreadPoolExecutor(self.concurrency)
+        self.pools = [pool]
         try:
             yield from pool.map(respond, prompts, seeds)
         finally:  # on an error no further request is sent
@@ -190,8 +193,10 @@ class Servers:
         self.servers = others
 
     def close(self) -> None:
-        for server in self.servers:
-            server.client.close()
+        for pool in self.pools:  # requests in flight would leave a closed client's connections open
+            pool.shutdown(wait=True)
+        for client in self.clients:
+            client.close()
 
 
 WORKER = Path(__file__).with_name("worker.py")
