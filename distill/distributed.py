@@ -128,15 +128,16 @@ def take_own_device() -> None:
     """
     import torch
 
+    from eval.machine import share_cores
+
     local, processes = int(os.environ.get("LOCAL_RANK", "0")), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     if torch.cuda.is_available():
         gpus = torch.cuda.device_count()
         if processes > gpus:
             raise UserError(f"{processes} processes on this machine, which has {gpus} GPUs: start one per GPU.")
         torch.cuda.set_device(local)
-    elif "OMP_NUM_THREADS" not in os.environ:
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        torch.set_num_threads(max(1, cores // processes))
+    else:
+        share_cores(processes)
 
 
 @contextmanager

@@ -17,7 +17,6 @@ Shape suffixes used in this file:
 """
 
 import ctypes
-import os
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -91,7 +90,7 @@ from distill.teacher import (
 from distill.teacher_cache import CachedResponses, load_head
 from distill.text_training import text_training, without_dur
 from eval.decoding.sampling import Sampling
-from eval.machine import usable_cores
+from eval.machine import share_cores
 from eval.models import load_model, stop_token_ids
 
 Value = TypeVar("Value")
@@ -240,12 +239,8 @@ def training_device() -> Device:
 
 
 def use_resources() -> None:
-    """Give each process its share of the cores, unless OMP_NUM_THREADS is set; retain freed memory on CPUs.
-
-    Neither Composer's launcher nor torch shares them: eight processes would start eight times as many threads as cores.
-    """
-    if "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(max(1, usable_cores() // dist.get_local_world_size()))
+    """Give each process its share of the cores; retain freed memory on CPUs."""
+    share_cores(dist.get_local_world_size())
     if not torch.cuda.is_available():
         keep_freed_memory()
 

@@ -38,6 +38,15 @@ def default_threads() -> int:
     return torch.get_num_threads() if "OMP_NUM_THREADS" in os.environ else usable_cores()
 
 
+def share_cores(processes: int) -> None:
+    """Give each of this machine's processes its share of the cores, unless OMP_NUM_THREADS is set.
+
+    Neither Composer's launcher nor torch shares them: eight processes would start eight times as many threads as cores.
+    """
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(max(1, usable_cores() // processes))
+
+
 def usable_cores(cgroup_limit: Path = CGROUP / "cpu.max") -> int:
     """Return the number of cores this process may use, by its affinity and its container's quota."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -108,9 +108,7 @@ def damage(path: Path) -> str | None:
     Raises:
         UserError: If it is a directory whose metadata references code.
     """
-    if not path.is_dir():
-        return file_damage(path)
-    return folder_damage(path)
+    return folder_damage(path) if path.is_dir() else file_damage(path)
 
 
 def file_damage(path: Path) -> str | None:

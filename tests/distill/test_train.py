@@ -16,6 +16,7 @@ from distill.run import Run
 from distill.stage_inputs import generate_inputs, prune_inputs, training_inputs
 from distill.train import main, train
 from distill.trainer import build_model, device_batch_size, microbatch_size
+from eval import machine
 from eval.responses import read_traces
 from tests.distill.after_training import (
     assert_equal,
@@ -219,7 +220,7 @@ def test_processes_share_the_batch_evenly_or_not_at_all(make_run, monkeypatch, n
 def test_cores_are_shared_unless_the_user_said_otherwise(monkeypatch, omp, processes, expected):
     chosen = []
     monkeypatch.setattr(torch, "set_num_threads", chosen.append)
-    monkeypatch.setattr(distill.trainer, "usable_cores", lambda: 6)
+    monkeypatch.setattr(machine, "usable_cores", lambda: 6)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", processes)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     if omp is not None:
