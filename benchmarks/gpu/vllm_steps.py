@@ -80,13 +80,13 @@ TINY_TARGET, TINY_DRAFT = (
 )
 FULL = Sizes(
     target=NAMED_SHAPES["llama-7b"].shape,
-    drafts={name: NAMED_SHAPES[name].shape for name in ("wide-796m", "deep-1.3b", "wide-1.3b", "wide-290m")}
-    | {"llama-3.2-1b": LLAMA_1B, "wide-543m": NAMED_SHAPES["wide-543m"].shape},
+    drafts={name: NAMED_SHAPES[name].shape for name in ("wide-796m", "wide-290m", "wide-543m", "wide-1.3b")}
+    | {"llama-3.2-1b": LLAMA_1B, "deep-1.3b": NAMED_SHAPES["deep-1.3b"].shape},
     ks=(3, 1, 5, 2),
     batches=(1, 8, 32),
     prompt_tokens=32,
     new_tokens=128,
-    repeats=3,
+    repeats=2,
     start_s=150,
     max_engines=7,
 )
@@ -114,13 +114,15 @@ def rows(setting: Setting) -> Iterator[Row]:
     earlier = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else []
     measured = {(row["case"], row["batch"]) for row in earlier if "step_ms" in row}
     batches = set(sizes.batches)
-    drafts = [Case(draft, k) for k in sizes.ks for draft in sizes.drafts]
-    if setting.device.type == "cuda":  # vLLM's CPU build has no synthetic acceptance
-        drafts += [Case(draft, sizes.ks[0], CHECKED_ALPHA) for draft in list(sizes.drafts)[:2]]
-    pending = [case for case in drafts if batches - {batch for name, batch in measured if name == case.name}]
-    baselines = dict.fromkeys(Case(NO_DRAFT, case.k) for case in pending)
+    cases = [Case(PLAIN, 0)]
+    for k in sizes.ks:
+        drafts = [Case(draft, k) for draft in sizes.drafts]
+        if k == sizes.ks[0] and setting.device.type == "cuda":  # vLLM's CPU build has no synthetic acceptance
+            drafts += [Case(draft, k, CHECKED_ALPHA) for draft in list(sizes.drafts)[:2]]
+        pending = [case for case in drafts if batches - {batch for name, batch in measured if name == case.name}]
+        cases += [Case(NO_DRAFT, k), *pending] if pending else []
     run = datetime.now(UTC).isoformat(timespec="minutes")
-    for row in measure([Case(PLAIN, 0), *baselines, *pending] if pending else [], sizes, setting):
+    for row in measure(cases if len(cases) > 1 else [], sizes, setting):
         yield row | {"run": run}
 
 
