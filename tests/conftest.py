@@ -133,6 +133,10 @@ def hide_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    if "composer" in sys.modules:  # it keeps the functions it imported from torch.cuda
+        from composer.utils import collect_env
+
+        monkeypatch.setattr(collect_env, "cuda_available", lambda: False)
 
 
 @pytest.fixture(scope="session")

