@@ -40,6 +40,9 @@ class Parent:
     @classmethod
     def start(cls) -> None:
         cls.end()
+        torch = sys.modules.get("torch")
+        if torch is not None and torch.cuda.is_available():  # CUDA does not work in forks of a process that has used it
+            return
         cls.asking, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         for end in (cls.asking, theirs):
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, MOST_BYTES)

@@ -32,7 +32,7 @@ STAGES = {
         ("vllm", 150, 100, "vLLM decodes 64 tokens of a dummy LLaMA-7B, without and with a draft", "vllm_steps:smoke"),
         ("vllm_steps", 540, 150, "time per verification step in vLLM, by draft, k and batch", "vllm_steps"),
         ("tests", 115, 60, "the tests marked gpu", "tests_stage"),
-        ("vllm_pair", 330, 240, "a draft distilled there in vLLM: speed, n-gram, replay", "vllm_pair"),
+        ("vllm_pair", 400, 300, "a draft distilled there in vLLM: speed, n-gram, replay", "vllm_pair"),
         ("steps", 90, 40, "step times of named shapes with their bandwidth floor, in our loop", "steps"),
     )
 }

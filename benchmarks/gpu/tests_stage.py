@@ -13,9 +13,9 @@ import torch
 from benchmarks.gpu.stage import Row, Setting, SkippedError
 
 ROOT = Path(__file__).parents[2]
-MODULES = (  # all that have such tests, most valuable first; a test looks for others
-    "tests/distill/test_on_a_device.py",
+MODULES = (  # all that have such tests, the longest and most valuable first; a test looks for others
     "tests/distill/test_distributed.py",
+    "tests/distill/test_on_a_device.py",
     "tests/eval/targets/test_layers.py",
     "tests/eval/decoding/test_fixed_steps.py",
     "tests/eval/decoding/test_on_a_device.py",
@@ -31,6 +31,7 @@ CORES_OF_A_PROCESS = 1.5
 LONGEST_TEST_S = 60
 LOG_NAME = "tests.log"  # the output of pytest
 OUTCOMES = "PASSED|FAILED|ERROR|SKIPPED"
+SUMMARY = re.compile(r"^=+ (?!test session starts).* =+$", flags=re.MULTILINE)  # failures, then the summary
 OUTCOME = re.compile(rf"^(?:\[gw\d+\].* ({OUTCOMES}) )?(\S+?)::(.*?)(?: ({OUTCOMES})\b.*)?$")
 
 
@@ -83,7 +84,7 @@ def outcomes_by_module(text: str) -> dict[str, Counter[str]]:
     An error while a test is set up or cleaned up counts as failed.
     """
     outcomes = {}
-    for line in text.partition("\n====")[0].splitlines():  # up to the failures and the summary
+    for line in SUMMARY.split(text)[0].splitlines():
         if (match := OUTCOME.match(line)) and (outcome := match[1] or match[4]):
             outcomes[match[2], match[3].strip()] = outcome.lower().replace("error", "failed")
     found: dict[str, Counter[str]] = defaultdict(Counter)

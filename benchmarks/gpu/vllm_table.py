@@ -42,7 +42,7 @@ def section(record: Mapping) -> str:
     rows = list(filter(is_step, rows_of(record)))
     found = [cost | {"own": own_loop(steps, cost["draft"], cost["batch"])} for cost in costs(rows)]
     ks = sorted({row["k"] for row in rows if row["k"]})
-    runs = ", ".join(dict.fromkeys(row["run"][:10] for row in rows))
+    runs = ", ".join(sorted({row["run"][:10] for row in rows}))
     title = f"### {record['device']}, vLLM {rows[0]['vllm']}, torch {record['torch']}, {runs}"
     heads = ["draft", "layers", "batch", "plain ms", *(f"k={k} ms" for k in ks), *(f"T_draft k={k}" for k in ks), "c"]
     heads += ["our loop: c"]
@@ -145,11 +145,11 @@ def medians_of(steps: Sequence[Row]) -> dict[tuple[str, tuple[str, int, int]], d
 
 
 def spread(row: Row | None) -> str:
-    """A median and its range."""
+    """A median, and its range where there are several repetitions."""
     if row is None:
         return ""
     low, high = row["step_ms_range"]
-    return f"{number(row['step_ms'])} [{number(low)}, {number(high)}]"
+    return number(row["step_ms"]) + (f" [{number(low)}, {number(high)}]" if row["repeats"] > 1 else "")
 
 
 def pair(row: Row, figure: str, key: object) -> str:

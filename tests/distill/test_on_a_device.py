@@ -41,6 +41,25 @@ def calm(make_checkpoint):
     return make_checkpoint(seed=2, num_hidden_layers=2, initializer_range=0.02)
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", ["fp32", "amp_bf16"])
+def test_fsdp2_under_nccl_is_ddp_on_the_processor(make_run, calm, gpu, processor_only, precision):
+    """As test_distributed.py has it under gloo. In bfloat16 Composer gathers rounded weights, and rounds residuals."""
+    settings = {**ONE_STEP, "init": calm}
+    sharded = make_run(
+        "sharded", parallelism="fsdp2", precision=precision, teacher={"parallelism": "fsdp2"}, **settings
+    )
+    plain = make_run("plain", **settings)
+    path = Path(sharded.run_dir) / "recipe.yaml"
+    save_recipe(sharded, path)
+    command = [sys.executable, "-m", "composer", "-n", "1", "-m", "distill.train", str(path)]
+    completed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert completed.returncode == 0, completed.stderr[-3000:]
+    with processor_only():
+        train(plain)
+    assert_same_update(sharded, plain, DEVICE_RTOL if precision == "fp32" else BFLOAT16_RTOL)
+
+
 @pytest.mark.parametrize(("precision", "rtol"), [("fp32", DEVICE_RTOL), ("amp_bf16", BFLOAT16_RTOL)])
 def test_one_step_is_that_of_the_processor(make_run, calm, device, processor_only, precision, rtol):
     settings = {**ONE_STEP, "init": calm, "optimizer": {"lr": 1e-3}}
@@ -118,25 +137,6 @@ def test_recomputed_layers_do_not_change_the_update(make_run, device):
     train(again)
     train(plain)
     assert_same_update(again, plain, REPEAT_RTOL)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("precision", ["fp32", "amp_bf16"])
-def test_fsdp2_under_nccl_is_ddp_on_the_processor(make_run, calm, gpu, processor_only, precision):
-    """As test_distributed.py has it under gloo. In bfloat16 Composer gathers rounded weights, and rounds residuals."""
-    settings = {**ONE_STEP, "init": calm}
-    sharded = make_run(
-        "sharded", parallelism="fsdp2", precision=precision, teacher={"parallelism": "fsdp2"}, **settings
-    )
-    plain = make_run("plain", **settings)
-    path = Path(sharded.run_dir) / "recipe.yaml"
-    save_recipe(sharded, path)
-    command = [sys.executable, "-m", "composer", "-n", "1", "-m", "distill.train", str(path)]
-    completed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert completed.returncode == 0, completed.stderr[-3000:]
-    with processor_only():
-        train(plain)
-    assert_same_update(sharded, plain, DEVICE_RTOL if precision == "fp32" else BFLOAT16_RTOL)
 
 
 @pytest.mark.gpu

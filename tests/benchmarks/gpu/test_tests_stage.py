@@ -44,6 +44,7 @@ def by_module(found):
 
 
 def test_every_module_has_a_row(setting, folder):
+    (folder / "conftest.py").write_text("print('a warning before the first line of pytest')\n")
     found, raised = by_module(run_tests(["--numprocesses", "2"], setting, cwd=folder))
     assert found["test_good.py"] == {"tests_passed": 1, "tests_skipped": 1}
     assert found["test_bad.py"] == {"tests_passed": 1, "tests_failed": 2}
