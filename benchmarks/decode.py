@@ -70,7 +70,7 @@ def measure(options: argparse.Namespace) -> dict[str, list[float]]:
     prompts = [pair.rendered(prompt) for prompt in prompts_of(words, options.num_prompts)]
     ways = ways_to_decode(pair.target, pair.draft, prompts, options)
     rng, seconds = np.random.default_rng(options.seed), {name: [] for name in ways}
-    for turn in range(options.rounds + 1):
+    for turn in range(options.steps + 1):
         for index in rng.permutation(len(ways)):
             name = list(ways)[index]
             start_s = time.perf_counter()

@@ -151,7 +151,7 @@ def match_terms(response: Response) -> tuple[float, float]:
 def tau_terms(response: Response, *, num_speculative_tokens: int) -> tuple[float, float]:
     """Return emitted tokens and verification steps of a response, by exact replay."""
     counts = replay_counts(response.accept, num_speculative_tokens=num_speculative_tokens)
-    return counts.emitted_tokens, counts.rounds
+    return counts.emitted_tokens, counts.steps
 
 
 class PooledOverResponses(Metric):

@@ -36,17 +36,17 @@ from eval.responses import DecodingSettings, Trace, read_traces, require_known_i
 from eval.scorecard_schema import (
     AcceptanceRow,
     Bin,
-    BinRounds,
     Bins,
+    BinStepsAtK,
     DifferenceRow,
     Mean,
     Position,
     PromptSums,
     Ratio,
-    Rounds,
-    RoundsByPrompt,
     RuleDifference,
     RuleRow,
+    StepsAtK,
+    StepsByPrompt,
     TauDifference,
 )
 
@@ -217,7 +217,7 @@ def prompt_sums(score: DraftScore) -> PromptSums:
         tokens=tuple(tokens),
         alpha=tuple(alpha_sums),
         greedy_match=tuple(matches),
-        rounds=tuple(RoundsByPrompt(num_speculative_tokens=g, counts=tuple(score.tau_columns(g)[1])) for g in score.ks),
+        steps=tuple(StepsByPrompt(num_speculative_tokens=g, counts=tuple(score.tau_columns(g)[1])) for g in score.ks),
     )
 
 
@@ -234,7 +234,7 @@ def rule_row(score: DraftScore, resampling: Resampling) -> RuleRow:
         rule=score.rule,
         alpha=mean(score.alpha_columns(), resampling),
         alpha_of_text=mean(score.accept_columns(), resampling),
-        by_k=tuple(rounds_at(score, k, resampling) for k in score.ks),
+        by_k=tuple(steps_at(score, k, resampling) for k in score.ks),
     )
 
 
@@ -245,15 +245,15 @@ def bin_of(label: str, score: DraftScore, resampling: Resampling) -> Bin:
         alpha_of_text=mean(score.accept_columns(), resampling),
         **token_figures(score, resampling),
         by_k=tuple(
-            BinRounds(**round_figures(score, k, resampling), tau=ratio_of(score.tau_columns(k), resampling))
+            BinStepsAtK(**step_figures(score, k, resampling), tau=ratio_of(score.tau_columns(k), resampling))
             for k in score.ks
         ),
     )
 
 
-def rounds_at(score: DraftScore, num_speculative_tokens: int, resampling: Resampling) -> Rounds:
-    return Rounds(
-        **round_figures(score, num_speculative_tokens, resampling),
+def steps_at(score: DraftScore, num_speculative_tokens: int, resampling: Resampling) -> StepsAtK:
+    return StepsAtK(
+        **step_figures(score, num_speculative_tokens, resampling),
         tau=pooled_ratio(*score.tau_columns(num_speculative_tokens), resampling),
         positions=tuple(
             position_of(score, num_speculative_tokens, index, resampling) for index in range(num_speculative_tokens)
@@ -261,17 +261,17 @@ def rounds_at(score: DraftScore, num_speculative_tokens: int, resampling: Resamp
     )
 
 
-def round_figures(score: DraftScore, num_speculative_tokens: int, resampling: Resampling) -> dict[str, Any]:
+def step_figures(score: DraftScore, num_speculative_tokens: int, resampling: Resampling) -> dict[str, Any]:
     pooled = score.pooled(num_speculative_tokens)
     accepted = score.count_column(num_speculative_tokens, lambda counts: counts.accepted_tokens)
     proposed = score.count_column(num_speculative_tokens, lambda counts: counts.proposed_tokens)
     return {
         "num_speculative_tokens": num_speculative_tokens,
-        "rounds": pooled.rounds,
+        "steps": pooled.steps,
         "proposed": pooled.proposed_tokens,
         "accepted": pooled.accepted_tokens,
         "emitted": pooled.emitted_tokens,
-        "fully_accepted": pooled.fully_accepted_rounds,
+        "fully_accepted": pooled.fully_accepted_steps,
         "histogram": pooled.histogram,
         "utilisation": ratio_of((accepted, proposed), resampling),
     }
@@ -279,7 +279,7 @@ def round_figures(score: DraftScore, num_speculative_tokens: int, resampling: Re
 
 def position_of(score: DraftScore, num_speculative_tokens: int, index: int, resampling: Resampling) -> Position:
     """Compute counts and rates of one position of a verification step; index 0 is position 1."""
-    rounds = score.count_column(num_speculative_tokens, lambda counts: counts.rounds)
+    steps = score.count_column(num_speculative_tokens, lambda counts: counts.steps)
     possible = score.count_column(num_speculative_tokens, lambda counts: counts.possible[index])
     reached = score.count_column(num_speculative_tokens, lambda counts: counts.reached[index])
     accepted = score.count_column(num_speculative_tokens, lambda counts: counts.accepted[index])
@@ -288,7 +288,7 @@ def position_of(score: DraftScore, num_speculative_tokens: int, index: int, resa
         possible=sum(possible),
         reached=sum(reached),
         accepted=sum(accepted),
-        joint=pooled_ratio(accepted, rounds, resampling),
+        joint=pooled_ratio(accepted, steps, resampling),
         conditional=ratio_of((accepted, reached), resampling),
     )
 

@@ -18,7 +18,16 @@ from transformers import PreTrainedModel
 from architectures.errors import UserError
 from architectures.vocabulary_head import head_ids
 from eval.decoding.kv_cache import Opener, open_sequencer
-from eval.decoding.sampling import Decoded, Limits, Round, Sampling, Seeds, Speculation, row_seed, stream_seed
+from eval.decoding.sampling import (
+    Decoded,
+    Limits,
+    Sampling,
+    Seeds,
+    Speculation,
+    VerificationStep,
+    row_seed,
+    stream_seed,
+)
 from eval.decoding.speculative import GREEDY, SEEDS, LookupFirst, NgramLookup, plain_decode, speculative_decode
 from eval.intervals import RATIO_INTERVALS, Columns, Estimate, Resampling, paired_ratio_quotient, paired_ratio_quotients
 from eval.machine import clock_s
@@ -55,14 +64,14 @@ class TimedRun:
     Attributes:
         prefill_s: Seconds to prefill; None if not measured separately.
         decode_s: Seconds from then to the last token of the last row; None if not measured separately.
-        rounds: Verification steps of every row; empty without a draft, or if unknown.
+        steps: Verification steps of every row; empty without a draft, or if unknown.
     """
 
     tokens: int
     whole_s: float
     prefill_s: float | None = None
     decode_s: float | None = None
-    rounds: tuple[tuple[Round, ...], ...] = ()
+    steps: tuple[tuple[VerificationStep, ...], ...] = ()
 
 
 Decode = Callable[[Prompts, Sequence[int]], TimedRun]  # decodes prompts together, given a row seed for each
@@ -155,7 +164,7 @@ def run_drafted(
 def run_of(decoded: Sequence[Decoded]) -> TimedRun:
     prefill_s, decode_s = decoded[0].prefill_s, max(each.decode_s for each in decoded)
     tokens = sum(len(each.token_ids) for each in decoded)
-    return TimedRun(tokens, prefill_s + decode_s, prefill_s, decode_s, tuple(each.rounds for each in decoded))
+    return TimedRun(tokens, prefill_s + decode_s, prefill_s, decode_s, tuple(each.steps for each in decoded))
 
 
 def run_assisted(
@@ -323,7 +332,7 @@ class BenchmarkFile:
 def method_row(method: Method, runs: Runs, resampling: Resampling) -> MethodRow:
     plain = Method(PLAIN)
     own = [run for repeat in runs[method] for run in repeat.values()]
-    rounds = [round_ for run in own for row in run.rounds for round_ in row]
+    steps = [step for run in own for row in run.steps for step in row]
     whole, whole_plain = columns(runs, method), columns(runs, plain)
     assert whole is not None
     assert whole_plain is not None
@@ -338,17 +347,17 @@ def method_row(method: Method, runs: Runs, resampling: Resampling) -> MethodRow:
         decode_speedup=None
         if not (decode and decode_plain)
         else paired_ratio_quotient(decode_plain, decode, resampling),
-        acceptance_length=sum(run.tokens for run in own) / len(rounds) if rounds else None,
-        step_ms=step_parts(own) if rounds else None,
+        acceptance_length=sum(run.tokens for run in own) / len(steps) if steps else None,
+        step_ms=step_parts(own) if steps else None,
     )
 
 
 def step_parts(runs: Sequence[TimedRun]) -> StepParts:
     """Split the time of a batch's mean verification step; its longest row took part in all of them."""
-    rounds = [round_ for run in runs for round_ in max(run.rounds, key=len)]
-    draft_s, verify_s = sum(each.draft_s for each in rounds), sum(each.verify_s for each in rounds)
+    steps = [step for run in runs for step in max(run.steps, key=len)]
+    draft_s, verify_s = sum(each.draft_s for each in steps), sum(each.verify_s for each in steps)
     rest_s = sum(run.decode_s or 0 for run in runs) - draft_s - verify_s
-    draft, verify, rest = (1000 * part / len(rounds) for part in (draft_s, verify_s, rest_s))
+    draft, verify, rest = (1000 * part / len(steps) for part in (draft_s, verify_s, rest_s))
     return StepParts(draft=draft, verify=verify, rest=rest)
 
 

@@ -57,10 +57,10 @@ from eval.decoding.sampling import (
     RULES,
     Decoded,
     Limits,
-    Round,
     Sampling,
     Seeds,
     Speculation,
+    VerificationStep,
     distribution,
     row_seed,
     seen_along,
@@ -353,7 +353,7 @@ def check_distribution(models: Models, prompts: Prompts, wanted: Verification, r
     for prompt, text in zip([prompt for prompt in prompts for _ in range(wanted.samples)], decoded, strict=True):
         p_TV, q_TV = read_distributions(models, prompt, text.token_ids, wanted.sampling)
         quantiles.append(quantiles_in_order(p_TV.double(), q_TV.double(), text.token_ids, rng))
-        evidences.append(evidence(p_TV, q_TV, text.token_ids, text.rounds, rule))
+        evidences.append(evidence(p_TV, q_TV, text.token_ids, text.steps, rule))
 
     quantiles_OT = np.concatenate(quantiles, axis=1)
     p_values = [inflation_p_value(evidences), *(float(kstest(each, "uniform").pvalue) for each in quantiles_OT)]
@@ -414,8 +414,8 @@ def own_p_value(num_rejected: int, num_proposed: int) -> float:
 
 
 def counts(decoded: Sequence[Decoded]) -> tuple[int, int]:
-    rounds = [round_ for text in decoded for round_ in text.rounds]
-    return sum(round_.accepted for round_ in rounds), sum(round_.proposed for round_ in rounds)
+    steps = [step for text in decoded for step in text.steps]
+    return sum(step.accepted for step in steps), sum(step.proposed for step in steps)
 
 
 def accepted_of(decoded: Sequence[Decoded]) -> str:
@@ -429,10 +429,10 @@ def inflation_p_value(evidences: Sequence[tuple[float, float]]) -> float:
 
 
 def evidence(
-    p_TV: Tensor, q_TV: Tensor, token_ids: Sequence[int], rounds: Sequence[Round], rule: str
+    p_TV: Tensor, q_TV: Tensor, token_ids: Sequence[int], steps: Sequence[VerificationStep], rule: str
 ) -> tuple[float, float]:
     """Return the sum of h over the judged tokens of one sequence, and its variance under p."""
-    judged_N = torch.tensor(judged_positions(rounds), dtype=torch.long, device=p_TV.device)
+    judged_N = torch.tensor(judged_positions(steps), dtype=torch.long, device=p_TV.device)
     p_NV, q_NV = p_TV[judged_N].float(), q_TV[judged_N].float()
     score_NV = score(p_NV, inflated_by_rule(rule)(p_NV, q_NV, FAULT))
     own_N1 = torch.tensor(token_ids, device=p_TV.device)[judged_N, None]
@@ -448,12 +448,10 @@ def score(p_NV: Tensor, inflated_NV: Tensor) -> Tensor:
     return score_NV - (p_NV * score_NV).sum(dim=-1, keepdim=True)
 
 
-def judged_positions(rounds: Sequence[Round]) -> list[int]:
+def judged_positions(steps: Sequence[VerificationStep]) -> list[int]:
     """Return positions of accepted tokens and of replacements; the bonus token is the target's own."""
     return [
-        position
-        for round_ in rounds
-        for position in range(round_.start, round_.start + min(round_.accepted + 1, round_.proposed))
+        position for step in steps for position in range(step.start, step.start + min(step.accepted + 1, step.proposed))
     ]
 
 

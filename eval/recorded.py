@@ -25,7 +25,7 @@ from architectures.files import checked, read_text, write_text
 from architectures.manifest import fingerprint_value
 from architectures.settings import MinP, RepetitionPenalty, Temperature, TopK, TopP
 from architectures.vocabulary_head import head_ids
-from eval.acceptance_rates import mean, rounds_at
+from eval.acceptance_rates import mean, steps_at
 from eval.config import EvalConfig, requested_sampling
 from eval.decoding.sampling import (
     EXACT_GREEDY_DRAFT,
@@ -265,7 +265,7 @@ def score_recording(
                 responses=len(responses),
                 accept_rate=mean(score.accept_columns(), resampling),
                 coverage=mean(score.coverage_columns(), resampling) if score.has_small_head else None,
-                by_k=tuple(rounds_at(score, k, resampling) for k in score.ks),
+                by_k=tuple(steps_at(score, k, resampling) for k in score.ks),
             )
             for score in scores
         ),

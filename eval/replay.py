@@ -60,13 +60,13 @@ class ReplayCounts:
     """Verification steps of one response, or of several pooled. Expected values if the rule is random.
 
     Attributes:
-        rounds: Verification steps.
+        steps: Verification steps.
         possible: Per position k, the steps in which the response had at least k tokens left to accept.
         reached: Of those, the steps that accepted at least k - 1 tokens, so that position k was decided.
         accepted: Of those, the steps that accepted at least k tokens.
     """
 
-    rounds: float
+    steps: float
     possible: tuple[float, ...]
     reached: tuple[float, ...]
     accepted: tuple[float, ...]
@@ -83,16 +83,16 @@ class ReplayCounts:
     @property
     def emitted_tokens(self) -> float:
         """Length of the response: accepted tokens plus one per step."""
-        return self.accepted_tokens + self.rounds
+        return self.accepted_tokens + self.steps
 
     @property
-    def fully_accepted_rounds(self) -> float:
+    def fully_accepted_steps(self) -> float:
         return self.accepted[-1]
 
     @property
     def histogram(self) -> tuple[float, ...]:
-        """Steps that accepted exactly 0, 1, ... k tokens; they sum to `rounds`."""
-        at_least = (self.rounds, *self.accepted, 0.0)
+        """Steps that accepted exactly 0, 1, ... k tokens; they sum to `steps`."""
+        at_least = (self.steps, *self.accepted, 0.0)
         return tuple(more - fewer for more, fewer in pairwise(at_least))
 
 
@@ -108,33 +108,33 @@ def count_visits(visits_T: Array, tail_TK: Array, remaining_T: Array) -> ReplayC
     possible_TK = visits_T[:, None] * (np.arange(1, k + 1) <= remaining_T[:, None])
     tail_before_TK = np.concatenate([np.ones((num_tokens, 1)), tail_TK[:, :-1]], axis=1)
     return ReplayCounts(
-        rounds=float(visits_T.sum()),
+        steps=float(visits_T.sum()),
         possible=per_position(possible_TK),
         reached=per_position(possible_TK * tail_before_TK),
         accepted=per_position(possible_TK * tail_TK),
     )
 
 
-def count_trace(rounds: Iterable[tuple[int, int]], *, num_tokens: int, num_speculative_tokens: int) -> ReplayCounts:
+def count_trace(steps: Iterable[tuple[int, int]], *, num_tokens: int, num_speculative_tokens: int) -> ReplayCounts:
     """Count the steps of a trace.
 
     Args:
-        rounds: Start and number of accepted tokens of each step.
+        steps: Start and number of accepted tokens of each step.
         num_speculative_tokens: Tokens proposed per step, unless fewer are left.
     """
-    steps = ((start, num_speculative_tokens, accepted) for start, accepted in rounds)
-    return count_proposals(steps, num_tokens=num_tokens, most=num_speculative_tokens)
+    proposals = ((start, num_speculative_tokens, accepted) for start, accepted in steps)
+    return count_proposals(proposals, num_tokens=num_tokens, most=num_speculative_tokens)
 
 
-def count_proposals(rounds: Iterable[tuple[int, int, int]], *, num_tokens: int, most: int) -> ReplayCounts:
+def count_proposals(steps: Iterable[tuple[int, int, int]], *, num_tokens: int, most: int) -> ReplayCounts:
     """Count the steps of a trace with varying numbers of proposed tokens, as when a draft stops early.
 
     Args:
-        rounds: Start, proposed and accepted tokens of each step. Proposals beyond the end do not count.
+        steps: Start, proposed and accepted tokens of each step. Proposals beyond the end do not count.
         most: Positions to count, at least the largest number of proposed tokens.
     """
     visits_T, tail_TK, remaining_T = np.zeros(num_tokens), np.zeros((num_tokens, most)), remaining_after(num_tokens)
-    for start, proposed, accepted in rounds:
+    for start, proposed, accepted in steps:
         visits_T[start] += 1
         tail_TK[start, :accepted] = 1
         remaining_T[start] = min(remaining_T[start], proposed)
@@ -148,7 +148,7 @@ def remaining_after(num_tokens: int) -> Array:
 
 def pool(counts: Sequence[ReplayCounts]) -> ReplayCounts:
     return ReplayCounts(
-        rounds=sum(text.rounds for text in counts),
+        steps=sum(text.steps for text in counts),
         possible=per_position(np.array([text.possible for text in counts])),
         reached=per_position(np.array([text.reached for text in counts])),
         accepted=per_position(np.array([text.accepted for text in counts])),
@@ -161,7 +161,7 @@ def tau(counts: ReplayCounts) -> float:
     Source: block efficiency of Leviathan et al. 2023, "Fast Inference from Transformers via Speculative Decoding",
     sec. 3.1 (arXiv 2211.17192), counted as in vLLM's `vllm/v1/spec_decode/metrics.py`.
     """
-    return counts.emitted_tokens / counts.rounds
+    return counts.emitted_tokens / counts.steps
 
 
 def ratio(numerator: float, denominator: float) -> float | None:
@@ -345,13 +345,13 @@ ACCEPTS = {REJECTION: rejection, EXACT_GREEDY_DRAFT: exact_greedy_draft, EXACT_S
 def replay_counts(accept_T: Array, *, num_speculative_tokens: int) -> ReplayCounts:
     """Return exact expected counts for one response; integers if every probability is 0 or 1."""
     tail_TK = acceptance_tails(accept_T, num_speculative_tokens)
-    return count_visits(round_starts(tail_TK), tail_TK, remaining_after(len(tail_TK)))
+    return count_visits(step_starts(tail_TK), tail_TK, remaining_after(len(tail_TK)))
 
 
 def binned_counts(accept_T: Array, bin_T: NDArray[np.int64], *, num_speculative_tokens: int) -> dict[int, ReplayCounts]:
     """Return the same counts split by the bin of the position at which a step starts; pooled they give the total."""
     tail_TK = acceptance_tails(accept_T, num_speculative_tokens)
-    visits_T, remaining_T = round_starts(tail_TK), remaining_after(len(tail_TK))
+    visits_T, remaining_T = step_starts(tail_TK), remaining_after(len(tail_TK))
     return {
         int(number): count_visits(visits_T * (bin_T == number), tail_TK, remaining_T) for number in np.unique(bin_T)
     }
@@ -366,7 +366,7 @@ def acceptance_tails(accept_T: Array, num_speculative_tokens: int) -> Array:
     return window_TK.cumprod(axis=1, dtype=np.float64)
 
 
-def round_starts(tail_TK: Array) -> Array:
+def step_starts(tail_TK: Array) -> Array:
     """Return [T], the probability that a step starts at t, by forward recursion.
 
     The forward form of N(s) = 1 + sum_a P(A = a at s) N(s + a + 1): it gives the positions of the steps in addition to
@@ -475,7 +475,7 @@ class DraftScore:
         """Return, per prompt, emitted tokens and verification steps."""
         return (
             self.count_column(num_speculative_tokens, lambda counts: counts.emitted_tokens),
-            self.count_column(num_speculative_tokens, lambda counts: counts.rounds),
+            self.count_column(num_speculative_tokens, lambda counts: counts.steps),
         )
 
     def count_column(self, num_speculative_tokens: int, count: Callable[[ReplayCounts], float]) -> list[float]:

@@ -315,7 +315,7 @@ def speedup_row(score: DraftScore, times: StepTimes) -> SpeedupRow:
 
 def forecast(score: DraftScore, num_speculative_tokens: int, times: StepTimes) -> Forecast:
     counts = score.pooled(num_speculative_tokens)
-    full_rate, tokens_per_step = counts.fully_accepted_rounds / counts.rounds, tau(counts)
+    full_rate, tokens_per_step = counts.fully_accepted_steps / counts.steps, tau(counts)
     return Forecast(
         num_speculative_tokens=num_speculative_tokens,
         predicted=predicted_speedup(tokens_per_step, full_rate, num_speculative_tokens, times),

@@ -17,7 +17,7 @@ from architectures.settings import How, Placement
 from eval.config import SamplingConfig
 from eval.intervals import Estimate, Resampling
 
-FORMAT, RECORDED_FORMAT = "widedraft.scorecard/5", "widedraft.recorded/2"
+FORMAT, RECORDED_FORMAT = "widedraft.scorecard/6", "widedraft.recorded/2"
 CARD_NAME = "scorecard.json"
 UNDISTILLED = "undistilled"  # name of a run's baseline: its draft before distillation
 LOOKUP, LOOKUP_THEN_DRAFT = "n-gram lookup", "draft with n-gram lookup"  # names of ways of decoding
@@ -214,11 +214,11 @@ class Position(Record):
     conditional: Ratio
 
 
-class RoundFigures(Record):
+class StepFigures(Record):
     """Counts and rates of verification steps at one number of speculative tokens."""
 
     num_speculative_tokens: int
-    rounds: float
+    steps: float
     proposed: float
     accepted: float
     emitted: float
@@ -227,13 +227,13 @@ class RoundFigures(Record):
     utilisation: Ratio
 
 
-class BinRounds(RoundFigures):
+class BinStepsAtK(StepFigures):
     """Verification steps that start at the tokens of a bin; there may be none."""
 
     tau: Ratio
 
 
-class Rounds(RoundFigures):
+class StepsAtK(StepFigures):
     """All verification steps, with each position in them and each number of accepted tokens."""
 
     tau: Estimate
@@ -241,7 +241,7 @@ class Rounds(RoundFigures):
 
     @property
     def full_rate(self) -> float:
-        return self.fully_accepted / self.rounds
+        return self.fully_accepted / self.steps
 
 
 class RuleRow(Record):
@@ -250,10 +250,10 @@ class RuleRow(Record):
     rule: str
     alpha: Mean
     alpha_of_text: Mean
-    by_k: Some[Rounds]
+    by_k: Some[StepsAtK]
 
-    def at(self, num_speculative_tokens: int) -> Rounds:
-        return only(self.by_k, lambda rounds: rounds.num_speculative_tokens == num_speculative_tokens)
+    def at(self, num_speculative_tokens: int) -> StepsAtK:
+        return only(self.by_k, lambda steps: steps.num_speculative_tokens == num_speculative_tokens)
 
 
 class Bin(Record):
@@ -265,10 +265,10 @@ class Bin(Record):
     alpha_of_text: Mean
     greedy_match: Mean
     coverage: Mean | None
-    by_k: tuple[BinRounds, ...]
+    by_k: tuple[BinStepsAtK, ...]
 
-    def at(self, num_speculative_tokens: int) -> BinRounds:
-        return only(self.by_k, lambda rounds: rounds.num_speculative_tokens == num_speculative_tokens)
+    def at(self, num_speculative_tokens: int) -> BinStepsAtK:
+        return only(self.by_k, lambda steps: steps.num_speculative_tokens == num_speculative_tokens)
 
 
 class Bins(Record):
@@ -278,7 +278,7 @@ class Bins(Record):
     bins: tuple[Bin, ...]
 
 
-class RoundsByPrompt(Record):
+class StepsByPrompt(Record):
     """Verification steps of each prompt."""
 
     num_speculative_tokens: int
@@ -291,10 +291,10 @@ class PromptSums(Record):
     tokens: tuple[float, ...]
     alpha: tuple[float, ...]
     greedy_match: tuple[float, ...]
-    rounds: tuple[RoundsByPrompt, ...]
+    steps: tuple[StepsByPrompt, ...]
 
-    def rounds_at(self, num_speculative_tokens: int) -> tuple[float, ...]:
-        return only(self.rounds, lambda entry: entry.num_speculative_tokens == num_speculative_tokens).counts
+    def steps_at(self, num_speculative_tokens: int) -> tuple[float, ...]:
+        return only(self.steps, lambda entry: entry.num_speculative_tokens == num_speculative_tokens).counts
 
 
 class AcceptanceRow(RuleRow):
@@ -480,10 +480,10 @@ class SpentByBoth(Spent):
     verify_s: float
 
 
-class RoundCounts(Record):
+class StepCounts(Record):
     """Counts that decoding and replay must share."""
 
-    rounds: float
+    steps: float
     accepted: float
     proposed: float
 
@@ -503,8 +503,8 @@ class Agreement(Record):
     same_text: int
     same_as_recorded: int
     same_counts: int
-    loop: RoundCounts
-    replay: RoundCounts
+    loop: StepCounts
+    replay: StepCounts
     p_value: float | None = None
 
 
@@ -557,7 +557,7 @@ class Live(Record):
 class Scorecard(Record):
     """A scorecard: one target, its drafts, and all measurements."""
 
-    format: Literal["widedraft.scorecard/5"] = FORMAT
+    format: Literal["widedraft.scorecard/6"] = FORMAT
     warnings: tuple[str, ...]
     target: ScoredModel
     drafts: Some[DraftModel]
@@ -616,7 +616,7 @@ class RecordedRow(Record):
     responses: int
     accept_rate: Mean
     coverage: Mean | None
-    by_k: Some[Rounds]
+    by_k: Some[StepsAtK]
 
 
 class RecordedResponses(Record):

@@ -288,7 +288,7 @@ def between_runs(first: str, name: str, baseline: Scorecard, card: Scorecard) ->
         k = card.speedup_of(card.primary, temperature).best_k
         lengths = "–"
         if k in baseline.latency.ks:
-            of_ours, of_theirs = ((each.tokens, each.rounds_at(k)) for each in (ours, theirs))
+            of_ours, of_theirs = ((each.tokens, each.steps_at(k)) for each in (ours, theirs))
             lengths = interval(paired_ratio_difference(of_ours, of_theirs, resampling))
         rates, matches = (
             paired_ratio_difference((column(ours), ours.tokens), (column(theirs), theirs.tokens), resampling)
@@ -435,7 +435,7 @@ def find_warnings(card: Scorecard) -> list[str]:
             p_value = "" if agreement.p_value is None else f", p = {agreement.p_value:.2g}"
             warnings.append(
                 f"T={live.temperature:g}: decoding and replay differ ({what}): {agreement.same_text} of {live.prompts} "
-                f"texts equal the target's, {agreement.loop.rounds:g} steps decoded, {agreement.replay.rounds:g} "
+                f"texts equal the target's, {agreement.loop.steps:g} steps decoded, {agreement.replay.steps:g} "
                 f"replayed{p_value}."
             )
         took_ms, step_ms = live.plain.ms_per_token, card.latency.target.median_ms

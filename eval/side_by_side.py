@@ -69,7 +69,7 @@ def write_examples(
     examples = []
     for index in chosen_indices([trace.category for trace in traces], NUM_EXAMPLES):
         trace, text = traces[index], decoded[index]
-        pieces = spans(tokenizer, text.token_ids, writers_of_rounds(text))
+        pieces = spans(tokenizer, text.token_ids, writers_of_steps(text))
         prompt = trace.messages[-1]["content"] if trace.messages else ""
         examples.append(
             DecodedExample(source=trace.source, category=trace.category, prompt=prompt, pieces=tuple(pieces))
@@ -92,13 +92,13 @@ def chosen_indices(categories: Sequence[str | None], most: int) -> list[int]:
     return sorted(index for _, index in sorted(turns)[:most])
 
 
-def writers_of_rounds(text: Decoded) -> list[Writer]:
+def writers_of_steps(text: Decoded) -> list[Writer]:
     """Return the writer of each token from the verification steps; a stop token at the end counts as the target's."""
     writers: list[Writer] = []
-    for number, round_ in enumerate(text.rounds, start=1):
-        ends = text.stopped and number == len(text.rounds)
-        own: Writer = "target" if ends else "corrected" if round_.accepted < round_.proposed else "bonus"
-        accepted: list[Writer] = ["accepted"] * round_.accepted
+    for number, step in enumerate(text.steps, start=1):
+        ends = text.stopped and number == len(text.steps)
+        own: Writer = "target" if ends else "corrected" if step.accepted < step.proposed else "bonus"
+        accepted: list[Writer] = ["accepted"] * step.accepted
         writers += accepted
         writers.append(own)
     return writers

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from scipy.optimize import root_scalar
 
 from eval.intervals import Resampling, least_units, percentile_interval, resampling_weights
-from eval.scorecard_schema import AcceptanceRow, Rounds, ScoredLatency, StepTime, StepTimes
+from eval.scorecard_schema import AcceptanceRow, ScoredLatency, StepsAtK, StepTime, StepTimes
 
 Array = NDArray[np.float64]
 
@@ -48,8 +48,8 @@ def predicted_speedup(tau: float, full_rate: float, num_speculative_tokens: int,
         times: Measured steps; must hold verify_s for this k.
     """
     catch_up_s = full_rate * (times.draft_two_s - times.draft_s)
-    round_s = num_speculative_tokens * times.draft_s + catch_up_s + times.verify_s[num_speculative_tokens]
-    return tau * times.target_s / round_s
+    step_s = num_speculative_tokens * times.draft_s + catch_up_s + times.verify_s[num_speculative_tokens]
+    return tau * times.target_s / step_s
 
 
 def iid_speedup(alpha: float, num_speculative_tokens: int, times: StepTimes, batch: int = 1) -> float:
@@ -78,26 +78,26 @@ def root_in_unit(gain: Callable[[float], float]) -> float | None:
     return 0.0 if gain(0.0) >= 0 else float(root_scalar(gain, bracket=(0.0, 1.0)).root)
 
 
-def promise(rounds: Sequence[Rounds], steps: StepTimes, *, batch: int = 1) -> tuple[int, float]:
+def promise(acceptance: Sequence[StepsAtK], steps: StepTimes, *, batch: int = 1) -> tuple[int, float]:
     """Return the best k and its predicted speedup.
 
     Args:
-        rounds: Of one draft at one temperature.
+        acceptance: Of one draft at one temperature.
         steps: Of it and its target, at this batch; values of k without a timed verification are skipped.
     """
     speedups = {
         entry.num_speculative_tokens: predicted_speedup(
             entry.tau.value, any_full_rate(entry, batch), entry.num_speculative_tokens, steps
         )
-        for entry in rounds
+        for entry in acceptance
         if entry.num_speculative_tokens in steps.verify_s
     }
     k = best_k(speedups)
     return k, speedups[k]
 
 
-def any_full_rate(rounds: Rounds, batch: int) -> float:
-    return 1 - (1 - rounds.full_rate) ** batch
+def any_full_rate(steps: StepsAtK, batch: int) -> float:
+    return 1 - (1 - steps.full_rate) ** batch
 
 
 @dataclass(frozen=True)
@@ -177,9 +177,9 @@ def drawn_speedups(
     batch: int = 1,
 ) -> Array:
     """Return a draft's speedup in every draw of prompts and times, at one k."""
-    tokens_P, rounds_P = np.array(row.by_prompt.tokens), np.array(row.by_prompt.rounds_at(num_speculative_tokens))
+    tokens_P, steps_P = np.array(row.by_prompt.tokens), np.array(row.by_prompt.steps_at(num_speculative_tokens))
     weights_NP = resampling_weights(len(tokens_P), resampling)
-    taus_N = (weights_NP @ tokens_P) / (weights_NP @ rounds_P)
+    taus_N = (weights_NP @ tokens_P) / (weights_NP @ steps_P)
     [full_rate] = [
         any_full_rate(entry, batch) for entry in row.by_k if entry.num_speculative_tokens == num_speculative_tokens
     ]

@@ -19,7 +19,7 @@ from eval.decoding.speculative import LookupFirst, NgramLookup, plain_decode, sp
 from eval.intervals import Columns, Estimate, Resampling, paired_ratio_quotient
 from eval.replay import ReplayCounts, count_trace, pool, rule_name
 from eval.responses import Trace
-from eval.scorecard_schema import LOOKUP, Agreement, Live, OverLookup, RoundCounts, Spent, SpentByBoth, WayRow
+from eval.scorecard_schema import LOOKUP, Agreement, Live, OverLookup, Spent, SpentByBoth, StepCounts, WayRow
 from eval.speedup import StepTimes
 
 LEAST_P = 1e-3  # correct decoding is reported to differ from the replay once in a thousand scorecards
@@ -57,9 +57,9 @@ class LiveResponse:
 
     @property
     def counts(self) -> ReplayCounts:
-        rounds = [(round_.start, round_.accepted) for round_ in self.speculative.rounds]
+        steps = [(step.start, step.accepted) for step in self.speculative.steps]
         return count_trace(
-            rounds, num_tokens=len(self.speculative.token_ids), num_speculative_tokens=self.num_speculative_tokens
+            steps, num_tokens=len(self.speculative.token_ids), num_speculative_tokens=self.num_speculative_tokens
         )
 
 
@@ -154,7 +154,7 @@ def live_record(
     predicted: float,
     resampling: Resampling,
 ) -> Live:
-    rounds = [round_ for response in responses for round_ in response.speculative.rounds]
+    steps = [step for response in responses for step in response.speculative.steps]
     return Live(
         draft=draft,
         temperature=temperature,
@@ -166,8 +166,8 @@ def live_record(
         plain=spent_on([response.plain for response in responses]),
         speculative=SpentByBoth(
             **vars(spent_on([response.speculative for response in responses])),
-            draft_s=sum(round_.draft_s for round_ in rounds),
-            verify_s=sum(round_.verify_s for round_ in rounds),
+            draft_s=sum(step.draft_s for step in steps),
+            verify_s=sum(step.verify_s for step in steps),
         ),
         agreement=agreement,
         ways=tuple(way_row(name, way, responses, resampling) for name, way in ways.items() if name != DRAFT),
@@ -180,13 +180,13 @@ def live_record(
 
 
 def way_row(name: str, way: LiveWay, responses: Sequence[LiveResponse], resampling: Resampling) -> WayRow:
-    rounds = [round_ for response in responses for round_ in response.by(name).rounds]
-    accepted, proposed = sum(each.accepted for each in rounds), sum(each.proposed for each in rounds)
+    steps = [step for response in responses for step in response.by(name).steps]
+    accepted, proposed = sum(each.accepted for each in steps), sum(each.proposed for each in steps)
     return WayRow(
         way=name,
         num_speculative_tokens=way.num_speculative_tokens,
         acceptance_rate=accepted / proposed if proposed else None,
-        acceptance_length=1 + accepted / len(rounds),
+        acceptance_length=1 + accepted / len(steps),
         same_text=sum(response.by(name).token_ids == response.plain.token_ids for response in responses),
         speedup=whole_speedup(responses, resampling, name),
         decoding_speedup=decoding_speedup(responses, resampling, name),
@@ -238,28 +238,28 @@ def compare_with_replay(
     same_text = sum(response.speculative.token_ids == response.plain.token_ids for response in responses)
     same_as_recorded = sum(response.speculative.token_ids == response.recorded_ids for response in responses)
     same_counts = sum(own == expected for own, expected in zip(counts, replayed, strict=True))
-    p_value = None if is_greedy else rounds_p_value(counts, replayed)
+    p_value = None if is_greedy else steps_p_value(counts, replayed)
     return Agreement(
         exact=len(responses) == same_text == same_as_recorded == same_counts if p_value is None else p_value >= LEAST_P,
         same_text=same_text,
         same_as_recorded=same_as_recorded,
         same_counts=same_counts,
-        loop=round_counts(pool(counts)),
-        replay=round_counts(pool(replayed)),
+        loop=step_counts(pool(counts)),
+        replay=step_counts(pool(replayed)),
         p_value=p_value,
     )
 
 
-def round_counts(counts: ReplayCounts) -> RoundCounts:
-    return RoundCounts(rounds=counts.rounds, accepted=counts.accepted_tokens, proposed=counts.proposed_tokens)
+def step_counts(counts: ReplayCounts) -> StepCounts:
+    return StepCounts(steps=counts.steps, accepted=counts.accepted_tokens, proposed=counts.proposed_tokens)
 
 
-def rounds_p_value(counted: Sequence[ReplayCounts], expected: Sequence[ReplayCounts]) -> float:
+def steps_p_value(counted: Sequence[ReplayCounts], expected: Sequence[ReplayCounts]) -> float:
     """Return the p-value of a t test over prompts that decoding takes the expected number of steps; 1 if it is exact.
 
     A single prompt gives 1, as it cannot be tested.
     """
-    differences = [own.rounds - due.rounds for own, due in zip(counted, expected, strict=True)]
+    differences = [own.steps - due.steps for own, due in zip(counted, expected, strict=True)]
     if max(differences) - min(differences) < ROUNDING:
         return 1.0 if abs(differences[0]) < ROUNDING or len(differences) == 1 else 0.0
     error = np.std(differences, ddof=1) / len(differences) ** 0.5

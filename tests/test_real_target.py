@@ -76,7 +76,7 @@ def test_live_loop_replay_and_plain_decoding_agree_in_float32(model, cut, prompt
     [decoded] = speculative_decode(model, draft, [prompt_ids], limits=limits, speculation=Speculation(K))
     assert decoded.token_ids == plain.token_ids
     loop = count_trace(
-        [(one.start, one.accepted) for one in decoded.rounds],
+        [(one.start, one.accepted) for one in decoded.steps],
         num_tokens=len(decoded.token_ids),
         num_speculative_tokens=K,
     )

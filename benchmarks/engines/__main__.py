@@ -73,8 +73,8 @@ def engine_cells(certificate: Certificate, form: str) -> Cells:
         f"{speed.plain_tokens_per_s:.1f}",
         f"{speed.drafted_tokens_per_s:.1f}",
         with_bounds(speed.value, speed.interval, 2, "x"),
-        f"{shown(counted)} in {counted.rounds:,}",
-        f"{shown(certificate.replay, like=counted)} in {certificate.replay.rounds:,}",
+        f"{shown(counted)} in {counted.steps:,}",
+        f"{shown(certificate.replay, like=counted)} in {certificate.replay.steps:,}",
         f"{equal} of {len(run.texts)}",
     )
 

@@ -296,7 +296,7 @@ class Updates(Callback):
             {
                 "online/alpha": sum(record.alpha for record in records) / len(records),
                 **{f"online/alpha/{source}": sum(some) / len(some) for source, some in by_source.items()},
-                "online/tau": sum(each.tokens for each in records) / sum(each.rounds for each in records),
+                "online/tau": sum(each.tokens for each in records) / sum(each.steps for each in records),
                 "online/requests": float(updates * self.feed.journal.interval),
                 "online/updates_behind": sum(behind) / len(behind),
                 "online/taken_back": float(self.rollbacks),
@@ -446,7 +446,7 @@ def comparison(by_draft: Mapping[str, Sequence[RequestRecord]], resampling: Resa
     """
     measures: list[Callable[[Sequence[RequestRecord]], Columns]] = [
         lambda records: ([each.alpha * each.tokens for each in records], [float(each.tokens) for each in records]),
-        lambda records: ([float(each.tokens) for each in records], [float(each.rounds) for each in records]),
+        lambda records: ([float(each.tokens) for each in records], [float(each.steps) for each in records]),
     ]
     shared = set.intersection(*({record.request for record in records} for records in by_draft.values()))
     first, *_ = by_draft

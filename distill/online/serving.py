@@ -66,7 +66,7 @@ class RequestRecord:
         source: Task, file or data set.
         updates: Updates of the draft that served it.
         alpha: Mean acceptance rate of this draft over all tokens of the response.
-        rounds: Verification steps.
+        steps: Verification steps.
         proposed: Drafted tokens.
         seconds: From the request to its last token; null for replayed responses.
     """
@@ -76,7 +76,7 @@ class RequestRecord:
     updates: int
     alpha: float
     tokens: int
-    rounds: int
+    steps: int
     proposed: int
     accepted: int
     seconds: float | None
@@ -325,7 +325,7 @@ class DraftReplay:
             updates=updates,
             alpha=float(accepts.alpha.mean()),
             tokens=len(recorded.response_ids),
-            rounds=len(steps),
+            steps=len(steps),
             proposed=sum(proposed for _, proposed, _ in steps),
             accepted=sum(accepted for _, _, accepted in steps),
             seconds=None,
@@ -444,7 +444,7 @@ class OnlineServer:
         token_ids: list[int] = []
         mistakes: list[int] = []
         states: list[Tensor] = []
-        rounds = []
+        steps = []
         for step in decode_steps([self.target, self.draft], wanted, seeds=seeds, row_seeds=row_seeds):
             if isinstance(step, Emitted):
                 token_ids += step.token_ids
@@ -452,7 +452,7 @@ class OnlineServer:
                     mistakes.append(len(token_ids) - 1)
                 states.append(self.noted_TH[: len(step.token_ids)].cpu())
             else:
-                rounds = step[1].rounds
+                steps = step[1].steps
         end_s = time.monotonic()
         hidden_AH = torch.cat(states)
         record = RequestRecord(
@@ -461,9 +461,9 @@ class OnlineServer:
             updates=updates,
             alpha=self.replay.alpha(request.prompt_ids, token_ids, hidden_AH),
             tokens=len(token_ids),
-            rounds=len(rounds),
-            proposed=sum(each.proposed for each in rounds),
-            accepted=sum(each.accepted for each in rounds),
+            steps=len(steps),
+            proposed=sum(each.proposed for each in steps),
+            accepted=sum(each.accepted for each in steps),
             seconds=end_s - begin_s,
             response_ids=tuple(token_ids),
         )

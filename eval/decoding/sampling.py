@@ -330,7 +330,7 @@ DRAWS = "torch.rand by SeedSequence((stream, row))"  # how `stream` draws; recor
 
 
 @dataclass(frozen=True)
-class Round:
+class VerificationStep:
     """One verification step, which emitted accepted + 1 tokens.
 
     Attributes:
@@ -390,7 +390,7 @@ class Decoded:
 
     Attributes:
         token_ids: The emitted tokens, including a stop token.
-        rounds: The verification steps; empty for plain decoding.
+        steps: The verification steps; empty for plain decoding.
         prefill_s: Seconds to prefill the batch, with both models if there are two.
         decode_s: Seconds from then to the last token.
         rule: Acceptance method, exact match at temperature 0 whatever was requested; None for plain decoding.
@@ -399,7 +399,7 @@ class Decoded:
     """
 
     token_ids: tuple[int, ...]
-    rounds: tuple[Round, ...]
+    steps: tuple[VerificationStep, ...]
     prefill_s: float
     decode_s: float
     rule: str | None = None
@@ -420,7 +420,7 @@ class Text:
     index: int
     context: tuple[int, ...]
     emitted: list[int] = field(default_factory=list)
-    rounds: list[Round] = field(default_factory=list)
+    steps: list[VerificationStep] = field(default_factory=list)
     missing: int = 0
     stopped: bool = False
     logp: list[float] = field(default_factory=list)

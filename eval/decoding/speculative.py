@@ -45,12 +45,12 @@ from eval.decoding.sampling import (
     Draws,
     Limits,
     Proposal,
-    Round,
     Sampling,
     Seeds,
     Speculation,
     Text,
     Verdict,
+    VerificationStep,
     at,
     confidence_of,
     distribution,
@@ -353,9 +353,9 @@ class Batch:
         unfinished = [row for row, finished in enumerate(is_finished) if not finished]
         for text, finished in zip(self.texts, is_finished, strict=True):
             if finished:
-                ids, rounds = tuple(text.emitted), tuple(text.rounds)
+                ids, steps = tuple(text.emitted), tuple(text.steps)
                 how = self.request.rule, text.stopped, tuple(text.logp)
-                yield text.index, Decoded(ids, rounds, self.prefill_s, elapsed_s, *how)
+                yield text.index, Decoded(ids, steps, self.prefill_s, elapsed_s, *how)
         if unfinished:
             for sequencer in (self.verifier, self.drafter):
                 if sequencer is not None:
@@ -439,12 +439,12 @@ class SpeculativeSteps:
         kept = text.extend(token_ids, self.request.limits)
         copied = self.request.lookup_first if looked_up else None
         asked = self.speculation.num_speculative_tokens if copied is None else copied.size_m
-        round_ = Round(start, asked, proposed, kept - 1, len(self.texts), *seconds, looked_up)
-        text.rounds.append(round_)
-        text.missing = text.missing + kept if looked_up else int(round_.is_behind)
+        step = VerificationStep(start, asked, proposed, kept - 1, len(self.texts), *seconds, looked_up)
+        text.steps.append(step)
+        text.missing = text.missing + kept if looked_up else int(step.is_behind)
         corrected = kept == len(token_ids) <= proposed  # not if an accepted stop token ended the sequence
         rejected = proposed_ids[kept - 1] if corrected else None
-        return Emitted(text.index, tuple(token_ids[:kept]), round_.accepted, rejected)
+        return Emitted(text.index, tuple(token_ids[:kept]), step.accepted, rejected)
 
     def propose(self, counts: Sequence[int]) -> tuple[Proposal, Sequence[int]]:
         """Return the draft's proposals and their lengths: as requested, or shorter if its confidence drops.
@@ -532,7 +532,7 @@ class SpeculativeSteps:
     def mark_emitted(self) -> None:
         if self.batch.seen_BV is not None:
             for row, text in enumerate(self.texts):
-                self.batch.seen_BV[row, text.last(text.rounds[-1].accepted + 1)] = True
+                self.batch.seen_BV[row, text.last(text.steps[-1].accepted + 1)] = True
 
 
 GREEDY, K_4, SEEDS = Sampling(), Speculation(), Seeds()  # defaults

@@ -11,7 +11,7 @@ from architectures.files import read_typed, write_text
 
 Engine = Literal["transformers", "vllm", "llama.cpp", "openvino"]
 FILE_NAME = "certificate.json"
-Schema = Literal["widedraft.certificate/1"]
+Schema = Literal["widedraft.certificate/2"]
 [SCHEMA] = get_args(Schema)
 HINT = "Run widedraft certify again."
 
@@ -30,7 +30,7 @@ class Counted:
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
-    rounds: Count
+    steps: Count
     proposed: Count
     accepted: Count
     by_position: tuple[Count, ...] | None = None
@@ -164,7 +164,7 @@ def write_certificate(folder: Path, certificate: Certificate, *, target: str, dr
 def pooled(counts: Sequence[Counted]) -> Counted:
     positions = [text.by_position for text in counts if text.by_position is not None]
     return Counted(
-        rounds=sum(text.rounds for text in counts),
+        steps=sum(text.steps for text in counts),
         proposed=sum(text.proposed for text in counts),
         accepted=sum(text.accepted for text in counts),
         by_position=tuple(map(sum, zip(*positions, strict=True))) if len(positions) == len(counts) else None,

@@ -72,14 +72,14 @@ def counts_of(engine: Engine, text: dict[str, Any], num_speculative_tokens: int)
     if engine == "vllm":
         counters = text["counters"]
         return Counted(
-            rounds=counters["drafts"],
+            steps=counters["drafts"],
             proposed=counters["draft_tokens"],
             accepted=counters["accepted_tokens"],
             by_position=tuple(counters["accepted_tokens_per_pos"]),
         )
     if engine == "llama.cpp":
         steps = len(text["ids"]) - 1 - text["accepted"]
-        return Counted(rounds=steps, proposed=text["proposed"], accepted=text["accepted"])
+        return Counted(steps=steps, proposed=text["proposed"], accepted=text["accepted"])
     if engine == "openvino":  # each step proposes k tokens, or those left before the text's last one
         given = text["given"]
         accepted = [tokens - 1 for tokens in given[1:]]
@@ -87,7 +87,7 @@ def counts_of(engine: Engine, text: dict[str, Any], num_speculative_tokens: int)
     else:
         accepted, proposed = text["accepted"], sum(text["proposed"])
     return Counted(
-        rounds=len(accepted),
+        steps=len(accepted),
         proposed=proposed,
         accepted=sum(accepted),
         by_position=tuple(sum(each > position for each in accepted) for position in range(num_speculative_tokens)),
@@ -277,15 +277,15 @@ def find(
         Finding(
             law="counts",
             holds=worst <= TOLERANCE * positions,
-            detail=f"accepted {shown(counted)} in {counted.rounds} steps, replay {shown(replay, like=counted)} in "
-            f"{replay.rounds}; largest difference of a rate {worst:.3f} (allowed: {TOLERANCE * positions:g})",
+            detail=f"accepted {shown(counted)} in {counted.steps} steps, replay {shown(replay, like=counted)} in "
+            f"{replay.steps}; largest difference of a rate {worst:.3f} (allowed: {TOLERANCE * positions:g})",
         ),
     ]
 
 
 def rates(counted: Counted, like: Counted) -> list[float]:
     """Return accepted tokens per step: by position if the engine reports them, otherwise in total."""
-    steps = max(counted.rounds, 1)
+    steps = max(counted.steps, 1)
     if like.by_position is None or counted.by_position is None:
         return [counted.accepted / steps]
     return [accepted / steps for accepted in counted.by_position]
@@ -375,7 +375,7 @@ def replay_run(draft: PreTrainedModel, run: EngineRun, own: OwnTokens | None = N
     counts = []
     for text in run.texts:
         prompt, response = (*text.prompt_ids, *text.plain_ids[:alone]), text.plain_ids[alone:]
-        nothing = Counted(rounds=0, proposed=0, accepted=0, by_position=(0,) * run.num_speculative_tokens)
+        nothing = Counted(steps=0, proposed=0, accepted=0, by_position=(0,) * run.num_speculative_tokens)
         counts.append(replay_text(draft, prompt, response, run.num_speculative_tokens, own) if response else nothing)
     return counts
 
@@ -397,7 +397,7 @@ def replay_text(
     )
     positions = tuple(round(value) for value in counts.accepted)
     return Counted(
-        rounds=round(counts.rounds),
+        steps=round(counts.steps),
         proposed=round(counts.proposed_tokens),
         accepted=sum(positions),
         by_position=positions,

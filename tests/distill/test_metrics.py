@@ -102,7 +102,7 @@ def test_means_count_tokens_not_batches_or_responses():
 def test_tau_is_that_of_the_replay_of_all_responses(num_speculative_tokens):
     responses = [response(1, 1, 0, 1, 1, 1, 1, 1, 1, 0), response(0, 1, 1), response(1)]
     counts = [replay_counts(one.accept, num_speculative_tokens=num_speculative_tokens) for one in responses]
-    expected = sum(one.emitted_tokens for one in counts) / sum(one.rounds for one in counts)
+    expected = sum(one.emitted_tokens for one in counts) / sum(one.steps for one in counts)
     assert pooled(f"tau_{num_speculative_tokens}", responses[:1], responses[1:]).compute().item() == pytest.approx(
         expected
     )

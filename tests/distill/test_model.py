@@ -140,10 +140,10 @@ def test_a_student_equal_to_its_teacher_has_nothing_to_learn(tiny_target, batch)
     loss.backward()
     assert loss.item() == pytest.approx(0.0, abs=1e-6)
     outputs = model.eval_forward(batch)
-    rounds = {f"tau_{k}": sum(-(-length // (k + 1)) for length in NUM_KEPT) for k in KS}
+    steps = {f"tau_{k}": sum(-(-length // (k + 1)) for length in NUM_KEPT) for k in KS}
     for name, metric in model.get_metrics(is_train=False).items():
         model.update_metric(batch, outputs, metric)
-        expected = sum(NUM_KEPT) / rounds[name] if name in rounds else 1.0
+        expected = sum(NUM_KEPT) / steps[name] if name in steps else 1.0
         assert metric.compute().item() == pytest.approx(expected, abs=1e-5)
 
 

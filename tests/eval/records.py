@@ -22,9 +22,6 @@ from eval.scorecard_schema import (
     Provenance,
     Ratio,
     ResponsesRow,
-    RoundCounts,
-    Rounds,
-    RoundsByPrompt,
     Scorecard,
     ScoredLatency,
     ScoredModel,
@@ -32,6 +29,9 @@ from eval.scorecard_schema import (
     SpeedupRow,
     Spent,
     SpentByBoth,
+    StepCounts,
+    StepsAtK,
+    StepsByPrompt,
     StepTime,
     VerifyStep,
 )
@@ -86,7 +86,7 @@ def latency(target_ms, verify_ms, drafts, wide_ms=0.0):
     )
 
 
-def rounds_at(num_speculative_tokens, counts, tokens):
+def steps_at(num_speculative_tokens, counts, tokens):
     """Rounds of prompts, none of which kept everything."""
     total, emitted = sum(counts), sum(tokens)
     place = Position(
@@ -97,9 +97,9 @@ def rounds_at(num_speculative_tokens, counts, tokens):
         joint=Estimate(0.0, None),
         conditional=NOTHING,
     )
-    return Rounds(
+    return StepsAtK(
         num_speculative_tokens=num_speculative_tokens,
-        rounds=total,
+        steps=total,
         proposed=total,
         accepted=0,
         emitted=emitted,
@@ -112,7 +112,7 @@ def rounds_at(num_speculative_tokens, counts, tokens):
 
 
 def acceptance(draft, temperature, counts_by_k, tokens, *, alpha=0.5, interval=None, changed=0):
-    """A row of acceptance from the rounds and tokens of every prompt."""
+    """A row of acceptance from the steps and tokens of every prompt."""
     mean = Mean(alpha, interval, sum=alpha * sum(tokens), tokens=sum(tokens))
     return AcceptanceRow(
         draft=draft,
@@ -125,15 +125,15 @@ def acceptance(draft, temperature, counts_by_k, tokens, *, alpha=0.5, interval=N
         greedy_match=mean,
         coverage=None,
         target_changed_tokens=changed,
-        by_k=tuple(rounds_at(at, counts, tokens) for at, counts in counts_by_k.items()),
+        by_k=tuple(steps_at(at, counts, tokens) for at, counts in counts_by_k.items()),
         other_rules=(),
         bins=(),
         by_prompt=PromptSums(
             tokens=tuple(tokens),
             alpha=tuple(tokens),
             greedy_match=tuple(tokens),
-            rounds=tuple(
-                RoundsByPrompt(num_speculative_tokens=at, counts=tuple(counts)) for at, counts in counts_by_k.items()
+            steps=tuple(
+                StepsByPrompt(num_speculative_tokens=at, counts=tuple(counts)) for at, counts in counts_by_k.items()
             ),
         ),
     )
@@ -170,8 +170,8 @@ def live(draft="draft", num_speculative_tokens=3, *, value=1.12, interval=(1.05,
             same_text=3,
             same_as_recorded=2,
             same_counts=1,
-            loop=RoundCounts(rounds=10.0, accepted=5.0, proposed=20.0),
-            replay=RoundCounts(rounds=9.0, accepted=6.0, proposed=20.0),
+            loop=StepCounts(steps=10.0, accepted=5.0, proposed=20.0),
+            replay=StepCounts(steps=9.0, accepted=6.0, proposed=20.0),
         ),
         ways=(),
         over_lookup=(),

@@ -58,7 +58,7 @@ def test_the_seconds_are_those_of_the_whole_batch(setup, prompts):
     for method, decode in methods(setup, [3]).items():
         run = decode(prompts[:3], range(3))
         assert run.whole_s == run.prefill_s + run.decode_s
-        spent_s = sum(one.draft_s + one.verify_s for one in max(run.rounds, key=len))
+        spent_s = sum(one.draft_s + one.verify_s for one in max(run.steps, key=len))
         assert method.kind == PLAIN or 0 < spent_s < run.decode_s
 
 
@@ -95,7 +95,7 @@ def test_another_seed_draws_other_texts(setup, prompts):
     for seed in (17, 17, 18):
         ways = methods(replace(setup, sampling=WARM, seeds=Seeds.of(seed)), [2])
         run = ways[Method(DRAFT, 2, NAME)](prompts, range(len(prompts)))
-        kept.append([[one.accepted for one in row] for row in run.rounds])
+        kept.append([[one.accepted for one in row] for row in run.steps])
     assert kept[0] == kept[1] != kept[2]
 
 

@@ -12,7 +12,7 @@ from eval.decoding.speculative import DecodingRequest, Emitted, decode_steps
 from eval.prompts import Prompt, user_turn
 from eval.responses import read_traces
 from eval.scorecard import score_drafts
-from eval.side_by_side import FORMAT, chosen_indices, read_examples, writers_of, writers_of_rounds
+from eval.side_by_side import FORMAT, chosen_indices, read_examples, writers_of, writers_of_steps
 from tests.rejections import rejects
 
 STOPS = frozenset(range(0, 264, 9))
@@ -28,7 +28,7 @@ CONFIG = EvalConfig(
 
 @pytest.mark.parametrize("stops", [frozenset(), STOPS], ids=["never", "stops"])
 @pytest.mark.parametrize("num_speculative_tokens", [1, 4])
-def test_rounds_tell_the_writers_that_decoding_told(target, noisy_draft, prompts, stops, num_speculative_tokens):
+def test_steps_tell_the_writers_that_decoding_told(target, noisy_draft, prompts, stops, num_speculative_tokens):
     wanted = DecodingRequest(prompts, Limits(24, stops), Sampling(), Speculation(num_speculative_tokens))
     told, texts = {}, {}
     for step in decode_steps([target, noisy_draft], wanted):
@@ -38,7 +38,7 @@ def test_rounds_tell_the_writers_that_decoding_told(target, noisy_draft, prompts
             texts[step[0]] = step[1]
     assert {writer for writers in told.values() for writer in writers} == {"accepted", "corrected", "bonus"}
     for place, text in texts.items():
-        found = writers_of_rounds(text)
+        found = writers_of_steps(text)
         assert len(found) == len(text.token_ids)
         if text.stopped:
             assert found[-1] == "target"

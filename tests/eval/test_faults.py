@@ -24,23 +24,23 @@ GREEDY = Sampling()
 
 
 @pytest.mark.parametrize("length", range(1, 10))
-def test_the_bonus_token_of_a_full_round_is_not_counted_as_wrong(target, prompts, length):
-    """The target as its own draft: nothing is wrong, whatever room the last round has."""
+def test_the_bonus_token_of_a_full_step_is_not_counted_as_wrong(target, prompts, length):
+    """The target as its own draft: nothing is wrong, whatever room the last step has."""
     [prompt] = prompts[2:3]
     wanted = DecodingRequest([prompt], Limits(length), GREEDY, Speculation(3))
-    steps = list(decode_steps([target, target], wanted))
-    writers = [writer for step in steps if isinstance(step, Emitted) for writer in writers_of(step, drafts=True)]
+    events = list(decode_steps([target, target], wanted))
+    writers = [writer for step in events if isinstance(step, Emitted) for writer in writers_of(step, drafts=True)]
     assert len(writers) == length
     assert set(writers) <= {"accepted", "bonus"}
-    _, decoded = steps[-1]
-    rounds = [(one.start, one.accepted) for one in decoded.rounds]
-    counts = count_trace(rounds, num_tokens=length, num_speculative_tokens=3)
+    _, decoded = events[-1]
+    steps = [(one.start, one.accepted) for one in decoded.steps]
+    counts = count_trace(steps, num_tokens=length, num_speculative_tokens=3)
     assert sum(counts.reached) == counts.accepted_tokens == counts.proposed_tokens
 
 
 @pytest.mark.parametrize("num_speculative_tokens", [1, 3, 8])
 def test_no_bonus_token_follows_a_stop_token_at_the_end_of_a_full_round(target, prompts, num_speculative_tokens):
-    """The last token of the first round's proposal is the stop token, and the target agrees with all of them."""
+    """The last token of the first step's proposal is the stop token, and the target agrees with all of them."""
     for prompt in prompts:
         [plain] = plain_decode(target, [prompt], limits=Limits(num_speculative_tokens))
         *before, stop = plain.token_ids
@@ -49,7 +49,7 @@ def test_no_bonus_token_follows_a_stop_token_at_the_end_of_a_full_round(target, 
         wanted = DecodingRequest([prompt], Limits(24, frozenset({stop})), GREEDY, Speculation(num_speculative_tokens))
         step, (_, decoded) = decode_steps([target, target], wanted)
         assert decoded.token_ids == plain.token_ids == step.token_ids
-        assert decoded.rounds[-1].accepted == num_speculative_tokens - 1
+        assert decoded.steps[-1].accepted == num_speculative_tokens - 1
         assert "corrected" not in writers_of(step, drafts=True)
         break
     else:
@@ -96,10 +96,10 @@ def untied_pairs(make_checkpoint):
 
 
 def written(models, prompts, sampling):
-    """Texts of a batch with a draft and without, each with what its rounds kept."""
+    """Texts of a batch with a draft and without, each with what its steps kept."""
     how = {"limits": Limits(12), "sampling": sampling, "row_seeds": range(len(prompts))}
     drafted, plain = speculative_decode(*models, prompts, **how), plain_decode(models[0], prompts, **how)
-    return [(text.token_ids, [one.accepted for one in text.rounds]) for text in [*drafted, *plain]]
+    return [(text.token_ids, [one.accepted for one in text.steps]) for text in [*drafted, *plain]]
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, Sampling(0.8)], ids=["greedy", "sampled"])

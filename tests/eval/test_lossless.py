@@ -7,7 +7,17 @@ from scipy.stats import binom, chisquare
 
 from eval import lossless
 from eval.decoding import sampling as rules
-from eval.decoding.sampling import LOSSLESS, REJECTION, RULES, Decoded, Draws, Limits, Proposal, Round, Sampling
+from eval.decoding.sampling import (
+    LOSSLESS,
+    REJECTION,
+    RULES,
+    Decoded,
+    Draws,
+    Limits,
+    Proposal,
+    Sampling,
+    VerificationStep,
+)
 from eval.lossless import (
     MIN_P,
     Verification,
@@ -84,7 +94,7 @@ def test_a_draft_that_never_catches_up_fails_as_its_own(monkeypatch, target, pro
 def test_a_target_rejects_no_more_of_its_own_proposals_than_chance_explains_and_none_in_float32(
     monkeypatch, target_folder, dtype, kept, holds
 ):
-    decoded = Decoded((1,), (Round(0, 100, 100, kept, 1, 0.0, 0.0),), 0.0, 0.0)
+    decoded = Decoded((1,), (VerificationStep(0, 100, 100, kept, 1, 0.0, 0.0),), 0.0, 0.0)
     monkeypatch.setattr(lossless, "decode", lambda *_args, **_options: [decoded])
     assert check_own_draft(load_model(target_folder, dtype=dtype), [[5]], WANTED).holds is holds
 
@@ -192,9 +202,13 @@ def require_drawn_from(tokens, chances_V):
 
 
 def test_what_the_draft_had_no_part_in_is_not_judged():
-    """A round that kept both of two, one that kept one of two, one without room: the bonus tokens are the target's."""
-    rounds = [Round(0, 2, 2, 2, 1, 0, 0), Round(3, 2, 2, 1, 1, 0, 0), Round(5, 2, 0, 0, 1, 0, 0)]
-    assert judged_positions(rounds) == [0, 1, 3, 4]
+    """A step that kept both of two, one that kept one of two, one without room: the bonus tokens are the target's."""
+    steps = [
+        VerificationStep(0, 2, 2, 2, 1, 0, 0),
+        VerificationStep(3, 2, 2, 1, 1, 0, 0),
+        VerificationStep(5, 2, 0, 0, 1, 0, 0),
+    ]
+    assert judged_positions(steps) == [0, 1, 3, 4]
 
 
 def runs_of(by, rule, count, runs=400):
@@ -203,8 +217,8 @@ def runs_of(by, rule, count, runs=400):
     drawn = inflated_by_rule(rule)(p, q, by)
     generator = torch.Generator().manual_seed(5)
     tokens = torch.multinomial(drawn, runs, replacement=True, generator=generator).T.tolist()
-    rounds = [Round(0, count, count, count - 1, 1, 0, 0)]
-    return [evidence(p, q, each, rounds, rule) for each in tokens]
+    steps = [VerificationStep(0, count, count, count - 1, 1, 0, 0)]
+    return [evidence(p, q, each, steps, rule) for each in tokens]
 
 
 @pytest.mark.parametrize("rule", LOSSLESS)
@@ -219,9 +233,9 @@ def test_p_values_hold_their_level_and_a_large_inflation_is_found(rule):
 def test_a_draft_that_is_the_target_but_for_rounding_shows_nothing():
     p, _ = two_distributions(count=300)
     q = p * (1 + 1e-6 * torch.randn(p.shape, generator=torch.Generator().manual_seed(2)))
-    rounds = [Round(0, 300, 300, 299, 1, 0, 0)]
+    steps = [VerificationStep(0, 300, 300, 299, 1, 0, 0)]
     for rule, draft in ((REJECTION, p), (REJECTION, q / q.sum(dim=-1, keepdim=True))):
-        assert inflation_p_value([evidence(p, draft, torch.multinomial(p, 1)[:, 0].tolist(), rounds, rule)]) == 1.0
+        assert inflation_p_value([evidence(p, draft, torch.multinomial(p, 1)[:, 0].tolist(), steps, rule)]) == 1.0
 
 
 def test_verify_finds_an_inflation_by_four_fifths(monkeypatch, small_pair):

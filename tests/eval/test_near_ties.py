@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 import torch
 
-from eval.decoding import speculative as batch_rounds
+from eval.decoding import speculative as batch_steps
 from eval.decoding.sampling import Limits
 from eval.lossless import (
     MIN_P,
@@ -28,7 +28,7 @@ NOBODY = frozenset()
 
 def second_of_two_near_ties(monkeypatch, share):
     """When the target judges a proposal, the second-best token is taken where it lies within what 4 roundings allow."""
-    verify = batch_rounds.SpeculativeSteps.verify
+    verify = batch_steps.SpeculativeSteps.verify
 
     def mutant(self, proposal, counts):
         with monkeypatch.context() as patch:
@@ -36,7 +36,7 @@ def second_of_two_near_ties(monkeypatch, share):
             patch.setattr(self.batch.verifier, "feed", lambda *args, **how: swapped(feed(*args, **how), share))
             return verify(self, proposal, counts)
 
-    monkeypatch.setattr(batch_rounds.SpeculativeSteps, "verify", mutant)
+    monkeypatch.setattr(batch_steps.SpeculativeSteps, "verify", mutant)
 
 
 def swapped(logits, share):
@@ -66,17 +66,17 @@ def test_near_ties_that_are_small_enough_but_too_many_fail(monkeypatch, half_pai
 
 
 def test_few_tokens_that_are_no_near_ties_fail(monkeypatch, half_pair, prompts):
-    """The first round alone takes the second best, however far it is: too few to be too many."""
-    verify, rounds = batch_rounds.SpeculativeSteps.verify, []
+    """The first step alone takes the second best, however far it is: too few to be too many."""
+    verify, steps = batch_steps.SpeculativeSteps.verify, []
 
     def mutant(self, proposal, counts):
-        rounds.append(1)
+        steps.append(1)
         with monkeypatch.context() as patch:
-            feed, share = self.batch.verifier.feed, 1e9 if len(rounds) == 1 else 0.0
+            feed, share = self.batch.verifier.feed, 1e9 if len(steps) == 1 else 0.0
             patch.setattr(self.batch.verifier, "feed", lambda *args, **how: swapped(feed(*args, **how), share))
             return verify(self, proposal, counts)
 
-    monkeypatch.setattr(batch_rounds.SpeculativeSteps, "verify", mutant)
+    monkeypatch.setattr(batch_steps.SpeculativeSteps, "verify", mutant)
     finding = check_greedy_text(half_pair, prompts[1:4], WANTED)
     assert not finding.holds
     assert float(finding.detail.split("p = ")[1].split(",")[0]) > MIN_P

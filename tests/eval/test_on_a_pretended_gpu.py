@@ -41,7 +41,7 @@ def moved(models, device):
 
 
 def texts(decoded):
-    return [(one.token_ids, [(each.proposed, each.accepted) for each in one.rounds]) for one in decoded]
+    return [(one.token_ids, [(each.proposed, each.accepted) for each in one.steps]) for one in decoded]
 
 
 @pytest.mark.parametrize("rule", RULES)

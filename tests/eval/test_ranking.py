@@ -18,14 +18,14 @@ RESAMPLING = Resampling(confidence=0.9, num_resamples=500, seed=17)
 
 
 def rows_and_steps(drafts, wide_ms=0.0, target_ms=40.0, temperature=0.0):
-    """Drafts by name: milliseconds of a step, and rounds of each prompt of 10 tokens, at k = 1 and 4.
+    """Drafts by name: milliseconds of a step, and steps of each prompt of 10 tokens, at k = 1 and 4.
 
     Of every prompt there are three, so that two are enough for an interval. At temperature 1 nothing is kept.
     """
     rows = [
         records.acceptance(name, temperature, dict.fromkeys((1, 4), counts), [10] * len(counts))
-        for name, (_, rounds) in drafts.items()
-        for counts in ((rounds if temperature == 0 else [10] * len(rounds)) * 3,)
+        for name, (_, taken) in drafts.items()
+        for counts in ((taken if temperature == 0 else [10] * len(taken)) * 3,)
     ]
     steps = {name: (ms, ms + 1) for name, (ms, _) in drafts.items()}
     return rows, records.latency(target_ms, {1: 44.0, 4: 50.0}, steps, wide_ms)
@@ -68,7 +68,7 @@ def test_prompts_that_differ_leave_doubt_and_shares_are_those_of_draws():
 
 
 def test_the_same_prompts_are_drawn_for_all_drafts():
-    """However much prompts differ, a draft that needs fewer rounds on every one of them is always the faster."""
+    """However much prompts differ, a draft that needs fewer steps on every one of them is always the faster."""
     found = ranked({"a": (4.0, [2, 9, 4, 7]), "b": (4.0, [1, 8, 3, 6])})
     assert (found[0].draft, found[0].first_share) == ("b", 1.0)
     assert found[1].interval[1] > found[0].interval[0]
@@ -102,7 +102,7 @@ def test_a_prospect_is_the_least_alpha_that_pays(cost):
 
 
 def test_in_a_batch_one_row_that_kept_everything_makes_all_catch_up():
-    """At batch 4 a round catches up where any of four rows kept everything, by what a step of two tokens takes more."""
+    """At batch 4 a step catches up where any of four rows kept everything, by what a step of two tokens takes more."""
     times = StepTimes(target_s=0.04, draft_s=0.004, draft_two_s=0.02, verify_s={1: 0.044})
     in_batch = predicted_speedup(1.5, 1 - 0.5**4, 1, times)
     assert iid_speedup(0.5, 1, times, 4) == in_batch < iid_speedup(0.5, 1, times)
@@ -112,7 +112,7 @@ def test_in_a_batch_one_row_that_kept_everything_makes_all_catch_up():
 
 def test_what_was_scored_is_ranked_at_the_batch_that_was_timed():
     [row], steps = rows_and_steps({"a": (4.0, [5, 5])}, wide_ms=0.0)
-    halves = (each.model_copy(update={"fully_accepted": each.rounds / 2}) for each in row.by_k)
+    halves = (each.model_copy(update={"fully_accepted": each.steps / 2}) for each in row.by_k)
     row = row.model_copy(update={"by_k": tuple(halves)})
     [alone], [in_batch] = (
         ranking([row], steps, RESAMPLING),

@@ -79,7 +79,7 @@ def test_a_sampled_draft_is_as_good_as_its_simulation(sampled_traces, noisy_draf
     accept_T = accept_probabilities(
         logits_TV, trace, rule="exact_sampled_draft", sampling=Sampling(0.7), context=trace.prompt_ids
     )
-    expected = replay_counts(accept_T, num_speculative_tokens=3).rounds
+    expected = replay_counts(accept_T, num_speculative_tokens=3).steps
     played = torch.tensor(
         [rounds_played(row.tolist(), trace.response_ids, num_speculative_tokens=3) for row in drawn_NT]
     ).double()
@@ -89,12 +89,12 @@ def test_a_sampled_draft_is_as_good_as_its_simulation(sampled_traces, noisy_draf
 
 def rounds_played(proposed, response, *, num_speculative_tokens):
     """Verification steps of one play; a position is proposed at most once, so one draw a position is enough."""
-    start = rounds = 0
+    start = steps = 0
     while start < len(response):
         room = min(num_speculative_tokens, len(response) - start - 1)
         accepted = next((k for k in range(room) if proposed[start + k] != response[start + k]), room)
-        start, rounds = start + accepted + 1, rounds + 1
-    return rounds
+        start, steps = start + accepted + 1, steps + 1
+    return steps
 
 
 def test_text_scores_as_the_traces_do(greedy_traces, noisy_folder, tmp_path):
@@ -113,7 +113,7 @@ def test_text_scores_as_the_traces_do(greedy_traces, noisy_folder, tmp_path):
     found = score_recording(recording, noisy_folder, config(), tmp_path / "card", seed=17)
     expected = score(greedy_traces, noisy_folder, tmp_path / "of-traces")
     for ours, theirs in zip(found.acceptance[0].by_k, expected.acceptance[0].by_k, strict=True):
-        assert (ours.rounds, ours.accepted, ours.histogram) == (theirs.rounds, theirs.accepted, theirs.histogram)
+        assert (ours.steps, ours.accepted, ours.histogram) == (theirs.steps, theirs.accepted, theirs.histogram)
     (tmp_path / "prompts.jsonl").write_text(rows[0])
     with rejects("prompts.jsonl", 1):
         read_recorded_text(tmp_path / "text.txt", str(tmp_path / "prompts.jsonl"), noisy_folder)

@@ -85,7 +85,7 @@ def run(target_folder, noisy_folder, monkeypatch):
 
 
 def outcome(text):
-    return [(one.proposed, one.accepted, one.rows) for one in text.rounds]
+    return [(one.proposed, one.accepted, one.rows) for one in text.steps]
 
 
 def test_both_models_are_loaded_once_and_the_target_decides(run, questions, pair, target_folder, noisy_folder):

@@ -230,11 +230,11 @@ def drawn_ranking(world: World, rung: Population, playing: Sequence[str], rng: n
 def drawn_row(prompts: Population, name: str, rng: np.random.Generator, missed: float) -> DrawnRow:
     """One draft, whose training ended a little above or below the law."""
     place = list(map(str, DEPTHS)).index(name)
-    tokens, rounds = prompts.tau_columns(place)
-    tau = sum(tokens) / sum(rounds)
+    tokens, steps = prompts.tau_columns(place)
+    tau = sum(tokens) / sum(steps)
     off = max(1.0, tau + rng.normal(0, missed)) / tau
-    full_rate = float(prompts.full_DP[place].sum()) / sum(rounds)
-    sums = DrawnSums(tokens, [each / off for each in rounds])
+    full_rate = float(prompts.full_DP[place].sum()) / sum(steps)
+    sums = DrawnSums(tokens, [each / off for each in steps])
     return DrawnRow(name, (DrawnRounds(K, Estimate(tau * off, None), full_rate),), sums)
 
 

@@ -1,11 +1,11 @@
-"""The test by which a scorecard holds the rounds of sampled live texts against what replay expects of these texts."""
+"""The test by which a scorecard holds the steps of sampled live texts against what replay expects of these texts."""
 
 from collections.abc import Iterator
 
 import numpy as np
 
 from eval.replay import ReplayCounts, count_trace, replay_counts
-from eval.wall_clock import LEAST_P, rounds_p_value
+from eval.wall_clock import LEAST_P, steps_p_value
 from tests.simulations.shares import Row, share_of
 
 TOKENS, K = 96, 3
@@ -28,17 +28,17 @@ def replay_rows(runs: int, *, seed: int, sizes: tuple[int, ...] = SIZES) -> Iter
 
 
 def p_value_of(rng: np.random.Generator, size: int, fault: float) -> float:
-    """Of prompts whose rounds are drawn with chances that are those of the replay, times a factor."""
+    """Of prompts whose steps are drawn with chances that are those of the replay, times a factor."""
     counted, expected = [], []
     for level in rng.normal(LOGIT, SPREAD, size):
         accept_T = 1 / (1 + np.exp(-rng.normal(level, NOISE, TOKENS)))
         expected.append(replay_counts(accept_T, num_speculative_tokens=K))
         counted.append(drawn_counts(rng, np.minimum(1.0, fault * accept_T)))
-    return rounds_p_value(counted, expected)
+    return steps_p_value(counted, expected)
 
 
 def drawn_counts(rng: np.random.Generator, accept_T: np.ndarray) -> ReplayCounts:
-    """One text's rounds, each proposed token kept by its own chance."""
+    """One text's steps, each proposed token kept by its own chance."""
     trace, start = [], 0
     while start < TOKENS:
         accepted, most = 0, min(K, TOKENS - start - 1)

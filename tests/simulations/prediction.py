@@ -31,7 +31,7 @@ def calm(series: Series) -> Series:
 
 @dataclass(frozen=True)
 class DrawnRounds:
-    """As much of a draft's rounds as a prediction reads."""
+    """As much of a draft's steps as a prediction reads."""
 
     num_speculative_tokens: int
     tau: Estimate
@@ -43,11 +43,11 @@ class DrawnSums:
     """Of every prompt, at the one num_speculative_tokens."""
 
     tokens: list[float]
-    rounds: list[float]
+    steps: list[float]
 
-    def rounds_at(self, num_speculative_tokens: int) -> list[float]:
+    def steps_at(self, num_speculative_tokens: int) -> list[float]:
         assert num_speculative_tokens == K
-        return self.rounds
+        return self.steps
 
 
 @dataclass(frozen=True)
@@ -85,9 +85,9 @@ def drawn_scorecard(drawn: Population, series: Series) -> Drawn:
 
 
 def drawn_row(drawn: Population, index: int) -> DrawnRow:
-    tokens, rounds = drawn.tau_columns(index)
-    tau, full_rate = sum(tokens) / sum(rounds), float(drawn.full_DP[index].sum()) / sum(rounds)
-    return DrawnRow(DRAFTS[index], (DrawnRounds(K, Estimate(tau, None), full_rate),), DrawnSums(tokens, rounds))
+    tokens, steps = drawn.tau_columns(index)
+    tau, full_rate = sum(tokens) / sum(steps), float(drawn.full_DP[index].sum()) / sum(steps)
+    return DrawnRow(DRAFTS[index], (DrawnRounds(K, Estimate(tau, None), full_rate),), DrawnSums(tokens, steps))
 
 
 def prediction_rows(series: Series, runs: int, *, seed: int, sizes: Sequence[int] = SIZES) -> Iterator[Row]:

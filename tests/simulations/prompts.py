@@ -42,11 +42,11 @@ class Population:
         return self.kept_DP[draft].tolist(), self.tokens_P.tolist()
 
     def tau_columns(self, draft: int = 0) -> tuple[list[float], list[float]]:
-        """Of tokens a round."""
+        """Of tokens a step."""
         return self.tokens_P.tolist(), self.rounds_DP[draft].tolist()
 
     def full_columns(self, draft: int = 0) -> tuple[list[float], list[float]]:
-        """Of rounds that kept everything."""
+        """Of steps that kept everything."""
         return self.full_DP[draft].tolist(), self.rounds_DP[draft].tolist()
 
 
@@ -70,15 +70,15 @@ def population(
 
 
 def texts(tokens_P: NDArray[np.int64], logits_P: Array, rng: np.random.Generator) -> Array:
-    """Tokens kept if proposed, rounds, and rounds that kept K tokens, of one text of every prompt."""
+    """Tokens kept if proposed, steps, and steps that kept K tokens, of one text of every prompt."""
     kept_PT = rng.random((len(tokens_P), MOST_TOKENS)) < (1 / (1 + np.exp(-logits_P)))[:, None]
     inside_PT = np.arange(MOST_TOKENS) < tokens_P[:, None]
-    rounds_P, full_P = np.zeros(len(tokens_P)), np.zeros(len(tokens_P))
-    run_P = np.zeros(len(tokens_P), dtype=np.int64)  # tokens kept so far in the round
+    steps_P, full_P = np.zeros(len(tokens_P)), np.zeros(len(tokens_P))
+    run_P = np.zeros(len(tokens_P), dtype=np.int64)  # tokens kept so far in the step
     for position in range(MOST_TOKENS):
         is_last = position == tokens_P - 1
         ends = inside_PT[:, position] & (~kept_PT[:, position] | (run_P == K) | is_last)
-        rounds_P += ends
+        steps_P += ends
         full_P += ends & (run_P == K)
         run_P = np.where(ends, 0, run_P + inside_PT[:, position])
-    return np.array([(kept_PT & inside_PT).sum(axis=1), rounds_P, full_P])
+    return np.array([(kept_PT & inside_PT).sum(axis=1), steps_P, full_P])

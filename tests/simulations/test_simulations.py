@@ -69,7 +69,7 @@ def test_drafts_that_are_equal_are_seldom_told_apart(recordings):
 def test_rates_of_few_prompts_hold():
     rows = {(row.what, row.size): row for row in rate_rows(500, seed=1, sizes=(8, 12))}
     for (what, size), row in rows.items():
-        least = 0.86 if "everything" in what else 0.90  # seldom kept rounds: eight prompts hold too few of them
+        least = 0.86 if "everything" in what else 0.90  # seldom kept steps: eight prompts hold too few of them
         assert row.share >= least, (what, size)
 
 

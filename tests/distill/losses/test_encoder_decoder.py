@@ -76,7 +76,7 @@ def test_each_position_says_the_token_that_its_batch_says_follows(lm):
 
 
 def test_some_positions_are_those_of_all(lm):
-    """What is rejected in a round of decoding is some positions of a response, and may be none of its first."""
+    """What is rejected in a step of decoding is some positions of a response, and may be none of its first."""
     batch = collate(EXAMPLES)
     everything = read(lm, batch)
     chosen_A = torch.arange(len(everything)) % 2 == 1

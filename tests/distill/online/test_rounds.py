@@ -24,5 +24,5 @@ def test_steps_are_as_many_as_exact_replay_counts(num_speculative_tokens):
     accepted = np.random.default_rng(0).random(40) < 0.6
     counts = replay_counts(accepted.astype(float), num_speculative_tokens=num_speculative_tokens)
     assert len(steps_along(list(accepted), num_speculative_tokens=num_speculative_tokens)) == pytest.approx(
-        counts.rounds
+        counts.steps
     )

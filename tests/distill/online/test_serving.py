@@ -55,7 +55,7 @@ def test_the_response_is_the_targets_and_its_states_make_its_logits(pair, sampli
         [alone] = plain_decode(target, [PROMPT], limits=Limits(20, frozenset({2})), row_seeds=[row_seed(3)])
         assert served.response_ids == alone.token_ids
     assert served.mistakes
-    assert record.tokens == len(served.response_ids) == record.accepted + record.rounds
+    assert record.tokens == len(served.response_ids) == record.accepted + record.steps
     assert (record.updates, record.source) == (4, "letters")
 
 
@@ -66,11 +66,11 @@ def test_mistakes_are_where_another_token_was_proposed(pair):
     drafted = response_logits(draft, PROMPT, served.response_ids).argmax(dim=-1).tolist()
     steps = steps_along([a == b for a, b in zip(drafted, served.response_ids, strict=True)], num_speculative_tokens=3)
     assert served.mistakes == tuple(start + accepted for start, drafted, accepted in steps if accepted < drafted)
-    assert (served.record.rounds, served.record.accepted) == (len(steps), sum(accepted for *_, accepted in steps))
+    assert (served.record.steps, served.record.accepted) == (len(steps), sum(accepted for *_, accepted in steps))
 
 
 def test_a_draft_that_is_the_target_makes_no_mistake(pair):
-    """Each round ends in a bonus token, which nobody proposed another one for."""
+    """Each step ends in a bonus token, which nobody proposed another one for."""
     served = serve(pair[0], deepcopy(pair[0]), Sampling(0.0))
     assert served.mistakes == ()
     assert served.record.alpha == 1
@@ -117,7 +117,7 @@ def test_every_family_serves_with_its_states(make_checkpoint, family):
 def test_a_request_is_learned_at_its_own_positions():
     """By hand: prompt 5 9 200, response 40 41 42, a mistake at 41; it is predicted at 40, and nowhere else."""
     hidden_AH = torch.arange(12.0).view(3, 4)
-    fields = {"tokens": 3, "rounds": 2, "proposed": 2, "accepted": 1, "seconds": None}
+    fields = {"tokens": 3, "steps": 2, "proposed": 2, "accepted": 1, "seconds": None}
     record = RequestRecord(request=0, source="a", updates=0, alpha=0.5, response_ids=(40, 41, 42), **fields)
     served = Served(record, (5, 9, 200), (1,), hidden_AH)
     wrong, every = served.example("rejected"), served.example("all")

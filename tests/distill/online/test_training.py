@@ -41,7 +41,7 @@ def test_a_stream_is_learned_from_its_first_request_to_its_last(make_online):
         == pytest.approx(sum(line["alpha"] for line in lines[-2:]) / 2)
     )
     assert last["online/tau"] == pytest.approx(
-        sum(x["tokens"] for x in lines[-2:]) / sum(x["rounds"] for x in lines[-2:])
+        sum(x["tokens"] for x in lines[-2:]) / sum(x["steps"] for x in lines[-2:])
     )
     assert last["online/updates_behind"] == 0
     assert (Path(recipe.run_dir) / "draft" / "model.safetensors").is_file()
@@ -236,7 +236,7 @@ def test_drafts_that_do_not_learn_are_compared_on_the_same_stream(make_online, r
 def test_a_comparison_pools_the_last_requests_of_each_source():
     """Of 40 requests, 5 of each source are the last quarter: gains by hand."""
     resampling = Resampling(0.95, 200, 1)
-    fields = {"updates": 0, "tokens": 4, "rounds": 2, "proposed": 4, "accepted": 2}
+    fields = {"updates": 0, "tokens": 4, "steps": 2, "proposed": 4, "accepted": 2}
     fields |= {"seconds": None, "response_ids": (1, 2, 3, 4)}
     static = [RequestRecord(request=n, source="ab"[n // 20], alpha=0.1, **fields) for n in range(40)]
     online = [replace(each, alpha=0.4 if each.request % 20 >= 15 else 0.0) for each in static]

@@ -16,7 +16,7 @@ from eval.engines.certificate import (
 from tests.distill.publishing.conftest import write_dry
 from tests.rejections import rejects
 
-COUNTED = Counted(rounds=2, proposed=6, accepted=4)
+COUNTED = Counted(steps=2, proposed=6, accepted=4)
 TEXT = TextRun(prompt_ids=(1,), plain_ids=(2,), drafted_ids=(2,), plain_s=2.0, drafted_s=1.0, counted=COUNTED)
 
 

@@ -16,15 +16,15 @@ from eval.intervals import (
 from eval.replay import ReplayCounts, count_trace, pool, tau
 
 RESAMPLING = Resampling(confidence=0.95, num_resamples=2000, seed=17)
-# Ten tokens at num_speculative_tokens 3: [a a a t] [t] [a t] [a a t]. The last round has room for two.
+# Ten tokens at num_speculative_tokens 3: [a a a t] [t] [a t] [a a t]. The last step has room for two.
 TRACE = [(0, 3), (4, 0), (5, 1), (7, 2)]
 
 
 def test_counts_by_hand():
     counts = count_trace(TRACE, num_tokens=10, num_speculative_tokens=3)
-    assert counts == ReplayCounts(rounds=4, possible=(4, 4, 3), reached=(4, 3, 1), accepted=(3, 2, 1))
+    assert counts == ReplayCounts(steps=4, possible=(4, 4, 3), reached=(4, 3, 1), accepted=(3, 2, 1))
     assert (counts.accepted_tokens, counts.proposed_tokens, counts.emitted_tokens) == (6, 11, 10)
-    assert (counts.fully_accepted_rounds, counts.histogram) == (1, (1, 1, 1, 1))
+    assert (counts.fully_accepted_steps, counts.histogram) == (1, (1, 1, 1, 1))
 
 
 def test_the_targets_own_token_counts_in_tau_and_nowhere_else():
@@ -33,7 +33,7 @@ def test_the_targets_own_token_counts_in_tau_and_nowhere_else():
     assert (counts.accepted_tokens, counts.proposed_tokens) == (6, 11)
 
 
-def test_golden_alpha_of_independent_rounds():
+def test_golden_alpha_of_independent_steps():
     """reference/evaluation.md 1.1: at alpha .7 and k = 4 this estimate finds .70, utilisation .44."""
     kept = np.minimum(np.random.default_rng(0).geometric(0.3, 100_000) - 1, 4)
     starts = np.concatenate([[0], np.cumsum(kept + 1)])
@@ -44,17 +44,17 @@ def test_golden_alpha_of_independent_rounds():
     assert counts.accepted_tokens / counts.proposed_tokens == pytest.approx(0.4433, abs=0.005)
 
 
-def test_a_text_of_one_token_has_a_round_but_no_proposal():
+def test_a_text_of_one_token_has_a_step_but_no_proposal():
     counts = count_trace([(0, 0)], num_tokens=1, num_speculative_tokens=4)
-    assert counts == ReplayCounts(rounds=1, possible=(0,) * 4, reached=(0,) * 4, accepted=(0,) * 4)
+    assert counts == ReplayCounts(steps=1, possible=(0,) * 4, reached=(0,) * 4, accepted=(0,) * 4)
     assert tau(counts) == 1
     assert counts.proposed_tokens == 0
 
 
-def test_pooled_tau_weights_rounds_and_not_prompts():
+def test_pooled_tau_weights_steps_and_not_prompts():
     long = count_trace([(t, 0) for t in range(9)], num_tokens=9, num_speculative_tokens=3)
     short = count_trace([(0, 2)], num_tokens=3, num_speculative_tokens=3)
-    assert pool([long, short]) == ReplayCounts(rounds=10, possible=(9, 8, 6), reached=(9, 1, 0), accepted=(1, 1, 0))
+    assert pool([long, short]) == ReplayCounts(steps=10, possible=(9, 8, 6), reached=(9, 1, 0), accepted=(1, 1, 0))
     assert tau(pool([long, short])) == pytest.approx(12 / 10)
     assert (tau(long) + tau(short)) / 2 == 2
 

@@ -12,14 +12,14 @@ from eval.replay import binned_counts, count_trace, pool, replay_counts, replay_
 
 def rounds_of(accept_bits, num_speculative_tokens):
     """Plain reference: walk through a text whose accept decisions are known."""
-    start, rounds = 0, []
+    start, steps = 0, []
     while start < len(accept_bits):
         accepted, room = 0, min(num_speculative_tokens, len(accept_bits) - start - 1)
         while accepted < room and accept_bits[start + accepted]:
             accepted += 1
-        rounds.append((start, accepted))
+        steps.append((start, accepted))
         start += accepted + 1
-    return rounds
+    return steps
 
 
 def enumerated_counts(accept, num_speculative_tokens):
@@ -33,7 +33,7 @@ def enumerated_counts(accept, num_speculative_tokens):
             num_speculative_tokens=num_speculative_tokens,
         )
         rows = (counts.possible, counts.reached, counts.accepted)
-        weighted.append(chance * np.array([[counts.rounds] * num_speculative_tokens, *rows]))
+        weighted.append(chance * np.array([[counts.steps] * num_speculative_tokens, *rows]))
     return sum(weighted)
 
 
@@ -42,7 +42,7 @@ def test_expected_counts_equal_the_sum_over_all_accept_patterns(num_speculative_
     accept = [0.9, 0.2, 1.0, 0.55, 0.0, 0.7, 0.35]
     counts = replay_counts(np.array(accept), num_speculative_tokens=num_speculative_tokens)
     expected = enumerated_counts(accept, num_speculative_tokens)
-    assert counts.rounds == pytest.approx(expected[0, 0], abs=1e-12)
+    assert counts.steps == pytest.approx(expected[0, 0], abs=1e-12)
     assert counts.possible == pytest.approx(expected[1], abs=1e-12)
     assert counts.reached == pytest.approx(expected[2], abs=1e-12)
     assert counts.accepted == pytest.approx(expected[3], abs=1e-12)
@@ -63,17 +63,17 @@ def markov_pair(num_tokens, seed):
     return target, 0.7 * target + 0.3 * draft
 
 
-def exact_rounds(target, draft, length, num_speculative_tokens):
-    """Expected rounds by the law of the algorithm itself, over states (last token, tokens left)."""
+def exact_steps(target, draft, length, num_speculative_tokens):
+    """Expected steps by the law of the algorithm itself, over states (last token, tokens left)."""
     both, rest = np.minimum(target, draft), np.maximum(target - draft, 0)
-    rounds = np.zeros((length + 1, len(target)))
+    steps = np.zeros((length + 1, len(target)))
     for left in range(1, length + 1):
         room = min(num_speculative_tokens, left - 1)
-        value = target @ rounds[left - room - 1]  # all proposals kept: one more token from the target
+        value = target @ steps[left - room - 1]  # all proposals kept: one more token from the target
         for k in reversed(range(room)):
-            value = both @ value + rest @ rounds[left - k - 1]
-        rounds[left] = 1 + value
-    return rounds[length][0]
+            value = both @ value + rest @ steps[left - k - 1]
+        steps[left] = 1 + value
+    return steps[length][0]
 
 
 def markov_accept(target, draft, text):
@@ -90,9 +90,9 @@ def test_replay_averaged_over_all_texts_is_the_exact_law(num_speculative_tokens)
         chance = np.prod(target[(0, *text[:-1]), text])
         mean += (
             chance
-            * replay_counts(markov_accept(target, draft, text), num_speculative_tokens=num_speculative_tokens).rounds
+            * replay_counts(markov_accept(target, draft, text), num_speculative_tokens=num_speculative_tokens).steps
         )
-    assert mean == pytest.approx(exact_rounds(target, draft, 5, num_speculative_tokens), abs=1e-12)
+    assert mean == pytest.approx(exact_steps(target, draft, 5, num_speculative_tokens), abs=1e-12)
 
 
 def sample_text(target, length, rng):
@@ -103,9 +103,9 @@ def sample_text(target, length, rng):
     return tuple(text[1:])
 
 
-def sample_rounds(target, draft, length, num_speculative_tokens, rng):
-    """Plain speculative sampling (Leviathan et al. 2023, algorithm 1): start and accepted tokens of each round."""
-    last, emitted, rounds = 0, 0, []
+def sample_steps(target, draft, length, num_speculative_tokens, rng):
+    """Plain speculative sampling (Leviathan et al. 2023, algorithm 1): start and accepted tokens of each step."""
+    last, emitted, steps = 0, 0, []
     while emitted < length:
         accepted, room = 0, min(num_speculative_tokens, length - emitted - 1)
         while accepted < room:
@@ -117,26 +117,26 @@ def sample_rounds(target, draft, length, num_speculative_tokens, rng):
             last, accepted = token, accepted + 1
         else:
             last = rng.choice(len(target), p=target[last])
-        rounds.append((emitted, accepted))
+        steps.append((emitted, accepted))
         emitted += accepted + 1
-    return rounds
+    return steps
 
 
 def test_six_token_markov_model_live_replay_and_exact_law_agree():
     """The check of reference/evaluation.md 1.5: k = 3, texts of 24 tokens. Bounds are 4 standard errors."""
     target, draft = markov_pair(6, seed=0)
     rng = np.random.default_rng(17)
-    exact = exact_rounds(target, draft, 24, 3)
+    exact = exact_steps(target, draft, 24, 3)
     live = [
-        count_trace(sample_rounds(target, draft, 24, 3, rng), num_tokens=24, num_speculative_tokens=3)
+        count_trace(sample_steps(target, draft, 24, 3, rng), num_tokens=24, num_speculative_tokens=3)
         for _ in range(2000)
     ]
     texts = [sample_text(target, 24, rng) for _ in range(2000)]
     replayed = [replay_counts(markov_accept(target, draft, text), num_speculative_tokens=3) for text in texts]
-    live_rounds, replayed_rounds = (np.array([one.rounds for one in counts]) for counts in (live, replayed))
-    for rounds in (live_rounds, replayed_rounds):
-        assert abs(rounds.mean() - exact) < 4 * rounds.std() / np.sqrt(len(rounds))
-    assert replayed_rounds.std() < live_rounds.std() / 2
+    live_steps, replayed_steps = (np.array([one.steps for one in counts]) for counts in (live, replayed))
+    for steps in (live_steps, replayed_steps):
+        assert abs(steps.mean() - exact) < 4 * steps.std() / np.sqrt(len(steps))
+    assert replayed_steps.std() < live_steps.std() / 2
     for name in ("possible", "reached", "accepted"):
         # sd of one text's count is below 2.5
         assert getattr(pool(replayed), name) == pytest.approx(getattr(pool(live), name), abs=4 * 2.5 * 2000**0.5)
@@ -146,8 +146,8 @@ def test_six_token_markov_model_live_replay_and_exact_law_agree():
     ("alpha", "num_speculative_tokens", "expected_tau", "expected_utilisation"),
     [(0.8, 4, 3.3616, 0.5904), (0.6, 5, 2.3834, 0.2767), (0.9, 8, 6.1258, 0.6407), (0.5, 3, 1.875, 0.2917)],
 )
-def test_golden_rounds_of_independent_accepts(alpha, num_speculative_tokens, expected_tau, expected_utilisation):
-    """reference/evaluation.md 1.4; the end of 5,000 tokens moves them by a few rounds' part of 1e-3."""
+def test_golden_steps_of_independent_accepts(alpha, num_speculative_tokens, expected_tau, expected_utilisation):
+    """reference/evaluation.md 1.4; the end of 5,000 tokens moves them by a few steps' part of 1e-3."""
     counts = replay_counts(np.full(5000, alpha), num_speculative_tokens=num_speculative_tokens)
     assert tau(counts) == pytest.approx(expected_tau, rel=2e-3)
     assert counts.accepted_tokens / counts.proposed_tokens == pytest.approx(expected_utilisation, rel=2e-3)
@@ -165,17 +165,17 @@ def test_exact_match_replayed_averaged_over_all_texts_is_the_exact_law(draft_is_
         logits = [torch.tensor(model[list(before)]).log() for model in (target, draft)]
         rule = EXACT_SAMPLED_DRAFT if draft_is_sampled else EXACT_GREEDY_DRAFT
         accept = replay_response(*logits, text, sampling=Sampling(1.0)).rules[rule].accept
-        mean += np.prod(target[before, text]) * replay_counts(accept, num_speculative_tokens=3).rounds
-    assert mean == pytest.approx(exact_match_rounds(target, proposal, length=5, num_speculative_tokens=3), abs=1e-12)
+        mean += np.prod(target[before, text]) * replay_counts(accept, num_speculative_tokens=3).steps
+    assert mean == pytest.approx(exact_match_steps(target, proposal, length=5, num_speculative_tokens=3), abs=1e-12)
 
 
-def exact_match_rounds(target, proposal, *, length, num_speculative_tokens):
-    """Expected rounds after token 0, by recursion over single tokens."""
+def exact_match_steps(target, proposal, *, length, num_speculative_tokens):
+    """Expected steps after token 0, by recursion over single tokens."""
 
     def rounds_left(last, left, room):
         if left == 0:
             return 0.0
-        if room == 0 or left == 1:  # the round's last token is the target's own
+        if room == 0 or left == 1:  # the step's last token is the target's own
             return sum(target[last, x] * (left > 1) * (1 + new_round(x, left - 1)) for x in range(3))
         return sum(
             target[last, x]
@@ -193,16 +193,16 @@ def exact_match_rounds(target, proposal, *, length, num_speculative_tokens):
 
 
 @pytest.mark.parametrize("num_speculative_tokens", [1, 3, 16])
-def test_rounds_parted_by_where_they_start_are_the_rounds(num_speculative_tokens):
+def test_steps_parted_by_where_they_start_are_the_steps(num_speculative_tokens):
     rng = np.random.default_rng(5)
     accept, bins = rng.random(60), rng.integers(2, 6, 60)
     parted = binned_counts(accept, bins, num_speculative_tokens=num_speculative_tokens)
     whole = replay_counts(accept, num_speculative_tokens=num_speculative_tokens)
     assert list(parted) == [2, 3, 4, 5]
     together = pool(list(parted.values()))
-    assert together.rounds == pytest.approx(whole.rounds)
+    assert together.steps == pytest.approx(whole.steps)
     for name in ("possible", "reached", "accepted"):
         assert getattr(together, name) == pytest.approx(getattr(whole, name))
     first = binned_counts(accept, (np.arange(60) > 0).astype(int), num_speculative_tokens=num_speculative_tokens)[0]
-    assert first.rounds == 1
+    assert first.steps == 1
     assert first.accepted == pytest.approx(np.cumprod(accept[:num_speculative_tokens]))

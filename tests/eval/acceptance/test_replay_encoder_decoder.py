@@ -12,7 +12,7 @@ WARM = Sampling(40.0)  # of logits in the hundreds
 
 
 def counted(text: Decoded) -> ReplayCounts:
-    trace = [(round_.start, round_.accepted) for round_ in text.rounds]
+    trace = [(step.start, step.accepted) for step in text.steps]
     return count_trace(trace, num_tokens=len(text.token_ids), num_speculative_tokens=K)
 
 
@@ -24,7 +24,7 @@ def replayed(pair, prompt, ids, rule, sampling) -> ReplayCounts:
 
 
 @pytest.mark.parametrize("rule", LOSSLESS)
-def test_sampled_rounds_are_those_that_are_expected(translators, prompts, rule):
+def test_sampled_steps_are_those_that_are_expected(translators, prompts, rule):
     """Within four standard errors over many texts."""
     many = (prompts * ROWS)[:ROWS]
     how = {
@@ -35,10 +35,10 @@ def test_sampled_rounds_are_those_that_are_expected(translators, prompts, rule):
     decoded = speculative_decode(*translators, many, sampling=WARM, **how)
     differences = torch.tensor(
         [
-            counted(text).rounds - replayed(translators, prompt, text.token_ids, rule, WARM).rounds
+            counted(text).steps - replayed(translators, prompt, text.token_ids, rule, WARM).steps
             for prompt, text in zip(many, decoded, strict=True)
         ],
         dtype=torch.double,
     )
     assert abs(differences.mean()) <= 4 * differences.std() / ROWS**0.5 + 1e-9
-    assert sum(round_.accepted for text in decoded for round_ in text.rounds) > 0
+    assert sum(step.accepted for text in decoded for step in text.steps) > 0

@@ -51,9 +51,9 @@ def law_replay_is_what_decoding_counts(pair, rule, sampling, rows=ROWS):
     for ids, *logits in zip(texts, *(logits_along(model, texts) for model in pair), strict=True):
         replayed = replay_response(*logits, ids, sampling=sampling, prompt_ids=FIRST)
         predicted[ids] = replay_counts(replayed.rules[rule].accept, num_speculative_tokens=K)
-    traces = [[(round_.start, round_.accepted) for round_ in text.rounds] for text in decoded]
+    traces = [[(step.start, step.accepted) for step in text.steps] for text in decoded]
     counted = [count_trace(each, num_tokens=TEXT, num_speculative_tokens=K) for each in traces]
-    for name in ("rounds", "accepted_tokens", "proposed_tokens"):
+    for name in ("steps", "accepted_tokens", "proposed_tokens"):
         due = [getattr(predicted[text.token_ids], name) for text in decoded]
         differences = torch.tensor([getattr(each, name) - own for each, own in zip(counted, due, strict=True)])
         assert abs(differences.mean()) <= 4 * differences.std() / rows**0.5

@@ -68,7 +68,7 @@ def law_sampled_texts_are_the_targets(
         row_seeds=range(ROWS),
         lookup_first=beside,
     )
-    assert any(one.accepted for text in decoded for one in text.rounds), "nothing was accepted: the test is empty"
+    assert any(one.accepted for text in decoded for one in text.steps), "nothing was accepted: the test is empty"
     require_same_law([text.token_ids for text in decoded], text_chances(target, sampling))
 
 
@@ -87,14 +87,14 @@ def law_greedy_text_is_the_targets(
         assert not limits.stop_ids & set(one.token_ids[:-1])
         assert one.stopped == (one.token_ids[-1] in limits.stop_ids)
         assert one.stopped or len(one.token_ids) == limits.max_new_tokens
-        assert sum(round_.accepted + 1 for round_ in one.rounds) == len(one.token_ids)
-        assert all(0 <= round_.accepted <= round_.proposed for round_ in one.rounds)
+        assert sum(step.accepted + 1 for step in one.steps) == len(one.token_ids)
+        assert all(0 <= step.accepted <= step.proposed for step in one.steps)
 
 
 def law_the_target_accepts_its_own_proposals(
     target, prompts, sampling=GREEDY, rule="rejection", num_speculative_tokens=3
 ):
-    """Draft = target: everything proposed is kept, in every round of every row."""
+    """Draft = target: everything proposed is kept, in every step of every row."""
     decoded = speculative_decode(
         target,
         target,
@@ -105,8 +105,8 @@ def law_the_target_accepts_its_own_proposals(
         row_seeds=range(len(prompts)),
     )
     for text in decoded:
-        assert all(one.accepted == one.proposed for one in text.rounds), [
-            (one.proposed, one.accepted) for one in text.rounds
+        assert all(one.accepted == one.proposed for one in text.steps), [
+            (one.proposed, one.accepted) for one in text.steps
         ]
 
 
@@ -118,13 +118,13 @@ def law_exact_rules_write_what_plain_sampling_writes(target, draft, prompts, rul
         target, draft, prompts, speculation=Speculation(3, rule=rule), lookup_first=beside, **how
     )
     assert [text.token_ids for text in decoded] == [text.token_ids for text in plain]
-    assert any(one.accepted for text in decoded for one in text.rounds)
+    assert any(one.accepted for text in decoded for one in text.steps)
 
 
 def law_rows_do_not_feel_each_other(
     target, draft, prompts, sampling, rule="rejection", opener=open_sequencer, beside=None
 ):
-    """Every third row of a batch is what it is alone: same text, same rounds."""
+    """Every third row of a batch is what it is alone: same text, same steps."""
     arguments = {
         "limits": Limits(16, frozenset({2})),
         "speculation": Speculation(4, rule=rule),
@@ -137,6 +137,6 @@ def law_rows_do_not_feel_each_other(
         row = together[place]
         [alone] = speculative_decode(target, draft, [prompts[place]], row_seeds=[place], **arguments)
         assert alone.token_ids == row.token_ids
-        assert [(one.start, one.proposed, one.accepted) for one in alone.rounds] == [
-            (one.start, one.proposed, one.accepted) for one in row.rounds
+        assert [(one.start, one.proposed, one.accepted) for one in alone.steps] == [
+            (one.start, one.proposed, one.accepted) for one in row.steps
         ]

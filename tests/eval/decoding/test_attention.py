@@ -39,7 +39,7 @@ def seen(allowed):
     assert not any(allowed)
 
 
-def test_plain_decoding_rounds_and_replays_run_without(target, noisy_draft, prompts, seen):
+def test_plain_decoding_steps_and_replays_run_without(target, noisy_draft, prompts, seen):
     plain_decode(target, prompts[:2], limits=TWO)
     speculative_decode(target, noisy_draft, prompts[:2], limits=TWO, speculation=Speculation(2))
     response_logits(target, [5, 6], [7, 8])

@@ -1,4 +1,4 @@
-"""A draft that proposes where it is sure: rounds end at its doubts and nowhere else, and it never loses its place."""
+"""A draft that proposes where it is sure: steps end at its doubts and nowhere else, and it never loses its place."""
 
 import pytest
 
@@ -33,7 +33,7 @@ def middling(target, noisy_draft, prompts):
 
 
 @pytest.mark.parametrize(("lookup", "k"), [(None, 1), (OFTEN, 3)])
-def test_rounds_end_where_the_draft_doubts_and_nowhere_else(target, noisy_draft, prompts, middling, lookup, k):
+def test_steps_end_where_the_draft_doubts_and_nowhere_else(target, noisy_draft, prompts, middling, lookup, k):
     decoded = speculative_decode(
         target, noisy_draft, prompts, limits=LIMITS, speculation=Speculation(k, draft_p_min=middling),
         lookup_first=lookup,
@@ -41,7 +41,7 @@ def test_rounds_end_where_the_draft_doubts_and_nowhere_else(target, noisy_draft,
     proposed = set()
     for prompt, text in zip(prompts, decoded, strict=True):
         sure = [value >= middling for value in confidence_along(noisy_draft, prompt, text)]
-        for one in text.rounds:
+        for one in text.steps:
             if one.looked_up:
                 continue
             proposed.add(one.proposed)
@@ -65,9 +65,9 @@ def test_greedy_text_is_the_targets(target, noisy_folder, small_head_folder, pro
     assert [text.token_ids for text in decoded] == [text.token_ids for text in plain]
     for prompt, text in list(zip(prompts, decoded, strict=True))[::4]:  # rows do not feel each other
         [alone] = speculative_decode(target, draft, [prompt], **how)
-        assert (alone.token_ids, [(one.start, one.proposed, one.accepted) for one in alone.rounds]) == (
+        assert (alone.token_ids, [(one.start, one.proposed, one.accepted) for one in alone.steps]) == (
             text.token_ids,
-            [(one.start, one.proposed, one.accepted) for one in text.rounds],
+            [(one.start, one.proposed, one.accepted) for one in text.steps],
         )
 
 
@@ -78,7 +78,7 @@ def test_the_target_as_its_own_draft_keeps_all_it_proposes(target, prompts, midd
         target, target, prompts, limits=Limits(40), speculation=Speculation(k, draft_p_min=middling),
         lookup_first=lookup,
     )  # fmt: skip
-    drafted = [one for text in decoded for one in text.rounds if not one.looked_up]
+    drafted = [one for text in decoded for one in text.steps if not one.looked_up]
     assert all(one.accepted == one.proposed for one in drafted)
     assert {one.proposed for one in drafted} >= {0, k}
 
@@ -89,11 +89,11 @@ def test_a_threshold_that_means_nothing_is_rejected():
 
 
 @pytest.mark.parametrize("rule", LOSSLESS)
-def test_sampled_texts_are_the_targets_however_rounds_end(small_pair, rule):
+def test_sampled_texts_are_the_targets_however_steps_end(small_pair, rule):
     """In distribution, over all texts of four tokens."""
     speculation = Speculation(3, rule=rule, draft_p_min=0.5)
     decoded = speculative_decode(
         *small_pair, [(1,)] * ROWS, limits=Limits(4), speculation=speculation, sampling=WARM, row_seeds=range(ROWS)
     )
-    assert len({one.proposed for text in decoded for one in text.rounds}) > 1
+    assert len({one.proposed for text in decoded for one in text.steps}) > 1
     require_same_law([text.token_ids for text in decoded], text_chances(small_pair[0], WARM))

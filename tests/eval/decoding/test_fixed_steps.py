@@ -46,12 +46,12 @@ def test_fewer_tokens_than_a_step_takes_are_filled_up(target, prompts, maker):
     assert {shape[1] for shape in maker.fed} == {4}
 
 
-def test_rounds_of_several_widths_are_verified_by_steps_of_their_own(target, noisy_draft, prompts, maker):
+def test_steps_of_several_widths_are_verified_by_steps_of_their_own(target, noisy_draft, prompts, maker):
     wanted = {"limits": Limits(30), "speculation": Speculation(2, draft_p_min=0.02)}
     decoded = speculative_decode(target, noisy_draft, prompts[:1], **wanted, opener=maker.opener())
     eager = speculative_decode(target, noisy_draft, prompts[:1], **wanted)
     assert [one.token_ids for one in decoded] == [one.token_ids for one in eager]
-    proposed = {1 + one.proposed for one in decoded[0].rounds}
+    proposed = {1 + one.proposed for one in decoded[0].steps}
     assert len(proposed) > 1
     assert {tokens for _, tokens, whole in maker.fed if whole} == proposed
 

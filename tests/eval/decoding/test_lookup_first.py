@@ -58,7 +58,7 @@ def test_sampled_text_is_what_plain_sampling_writes(small_pair, rule, policy):
 
 
 @pytest.mark.parametrize("sampling", [Sampling(), WARM])
-def test_rounds_say_who_proposed(small_pair, sampling):
+def test_steps_say_who_proposed(small_pair, sampling):
     """And the draft goes on as it would without: what it never read it reads before it proposes again."""
     target, draft = small_pair
     speculation, limits = Speculation(2), Limits(40)
@@ -67,13 +67,13 @@ def test_rounds_say_who_proposed(small_pair, sampling):
         lookup_first=OFTEN,
     )  # fmt: skip
     written = [0, 1, 2, 3, *text.token_ids]
-    for one in text.rounds:
+    for one in text.steps:
         seen, room = written[: 4 + one.start], 40 - one.start - 1
         expected = NgramLookup(2, 2).continuation(seen, min(5, room))
         assert one.looked_up == bool(expected)
         assert one.proposed == (len(expected) or min(2, room))
         assert one.num_speculative_tokens == (5 if one.looked_up else 2)
-    assert {one.looked_up for one in text.rounds} == {False, True}
+    assert {one.looked_up for one in text.steps} == {False, True}
 
 
 def test_rows_that_end_have_draws_next_to_a_row_that_copies():

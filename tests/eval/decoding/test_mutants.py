@@ -12,7 +12,7 @@ from eval.decoding import kv_cache as sequencer
 from eval.decoding import sampling
 from eval.decoding import sampling as rules
 from eval.decoding import speculative as batch
-from eval.decoding import speculative as batch_rounds
+from eval.decoding import speculative as batch_steps
 from eval.decoding.sampling import (
     Limits,
     Sampling,
@@ -70,7 +70,7 @@ def residual_from_p(patch):
 
 
 def bonus_from_q(patch):
-    """After a round that kept everything the token is drawn from the draft."""
+    """After a step that kept everything the token is drawn from the draft."""
 
     def mutant(target_BJV, proposal, draws):
         accepted_B = leading(draws.accept_BK < acceptance_probs(target_BJV, proposal), proposal.counts_B)
@@ -111,12 +111,12 @@ def constant_acceptance_draw(patch):
 
 
 def cache_one_short(patch):
-    """The last accepted token is written over: every round begins one position early."""
+    """The last accepted token is written over: every step begins one position early."""
     shift_positions(patch, -1)
 
 
 def cache_one_long(patch):
-    """A rejected token stays: every round begins one position late."""
+    """A rejected token stays: every step begins one position late."""
     shift_positions(patch, 1)
 
 
@@ -131,20 +131,20 @@ def shift_positions(patch, by):
 
 
 def draft_never_catches_up(patch):
-    """vLLM #5765: after a round that kept everything, the draft never reads the last token it proposed."""
+    """vLLM #5765: after a step that kept everything, the draft never reads the last token it proposed."""
     patch(sampling.Text, "last", lambda self, count: [*self.context, *self.emitted][-1:] if count else [])
-    emit = batch_rounds.SpeculativeSteps.emit
+    emit = batch_steps.SpeculativeSteps.emit
 
     def mutant(self, text, *args, **more):
         emitted = emit(self, text, *args, **more)
         text.missing = 0
         return emitted
 
-    patch(batch_rounds.SpeculativeSteps, "emit", mutant)
+    patch(batch_steps.SpeculativeSteps, "emit", mutant)
 
 
 def stop_token_ignored_inside_a_round(patch):
-    """transformers #47912, llama.cpp #28049: only the last token of a round is compared with the stop tokens."""
+    """transformers #47912, llama.cpp #28049: only the last token of a step is compared with the stop tokens."""
 
     def mutant(self, token_ids, limits):
         self.emitted += token_ids
@@ -156,13 +156,13 @@ def stop_token_ignored_inside_a_round(patch):
 
 def rows_wait_for_the_slowest(patch):
     """Every row keeps as many tokens as the row that keeps fewest, but emits as if it were its own count."""
-    judged = batch_rounds.SpeculativeSteps.judge
+    judged = batch_steps.SpeculativeSteps.judge
 
     def mutant(self, logits_BJV, turn, draws):
         verdict = judged(self, logits_BJV, turn, draws)
         return replace(verdict, accepted_B=verdict.accepted_B.min().expand_as(verdict.accepted_B))
 
-    patch(batch_rounds.SpeculativeSteps, "judge", mutant)
+    patch(batch_steps.SpeculativeSteps, "judge", mutant)
 
 
 @pytest.fixture

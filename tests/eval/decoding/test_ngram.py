@@ -62,10 +62,10 @@ def test_what_was_not_found_was_not_proposed(small_pair, sampling):
     )
     written = [0, 1, 2, 3, *text.token_ids]
     assert text.rule == EXACT_GREEDY_DRAFT
-    assert text.rounds[0].proposed == 0
-    for one in text.rounds:
+    assert text.steps[0].proposed == 0
+    for one in text.steps:
         seen, room = written[: 4 + one.start], min(4, 40 - one.start - 1)
         proposed = LOOKUP.continuation(seen, room)
         assert one.proposed == len(proposed)
         assert proposed[: one.accepted] == written[len(seen) :][: one.accepted]
-    assert sum(one.accepted + 1 for one in text.rounds) == 40
+    assert sum(one.accepted + 1 for one in text.steps) == 40

@@ -1,4 +1,4 @@
-"""The acceptance rules by enumeration: every draw of a grid on which one round is exact, every text of four tokens.
+"""The acceptance rules by enumeration: every draw of a grid on which one step is exact, every text of four tokens.
 
 The tables are multiples of 1/4: draws at the midpoints of a grid fall on each token exactly as often as it is likely.
 """
@@ -48,7 +48,7 @@ def proposed_everywhere(rule, draft):
 
 
 def every_round(rule, draft):
-    """All rounds of a rule: proposed tokens, the verdict on each, all of one weight."""
+    """All steps of a rule: proposed tokens, the verdict on each, all of one weight."""
     tokens_NK, probs_NKS = proposed_everywhere(rule, draft)
     accepts, targets = grid(2, K), grid(4, K + 1)
     if rule == "rejection":  # one target draw is used: the same at every place
@@ -65,7 +65,7 @@ def every_round(rule, draft):
 
 
 def chances_of_texts(rule, draft):
-    """The exact chance of every text of LENGTH tokens: what one round emits, then the target alone."""
+    """The exact chance of every text of LENGTH tokens: what one step emits, then the target alone."""
     tokens_NK, verdict = every_round(rule, draft)
     chances = torch.zeros([VOCAB] * LENGTH, dtype=torch.float64)
     weight = 1 / len(tokens_NK)

@@ -7,7 +7,7 @@ import torch
 
 from eval.decoding import sampling as rules
 from eval.decoding import speculative as batch
-from eval.decoding import speculative as batch_rounds
+from eval.decoding import speculative as batch_steps
 from eval.decoding.kv_cache import open_sequencer
 from eval.decoding.sampling import Limits, Sampling, Speculation, distribution, invert_cumulative, residual
 from eval.decoding.speculative import plain_decode, speculative_decode
@@ -43,7 +43,7 @@ def trio(family, **changes):
 
 def trace(decoded):
     """All that can be compared of decoded texts."""
-    return [(one.token_ids, [(r.start, r.proposed, r.accepted) for r in one.rounds]) for one in decoded]
+    return [(one.token_ids, [(r.start, r.proposed, r.accepted) for r in one.steps]) for one in decoded]
 
 
 def decoded_by(target, draft, rule, sampling, prompts, **how):
@@ -60,11 +60,11 @@ def decoded_by(target, draft, rule, sampling, prompts, **how):
 
 
 def law_a_small_head_decodes_as_its_reference(models, rule, sampling, prompts, **how):
-    """Texts and rounds are the same; returns proposed tokens that were kept."""
+    """Texts and steps are the same; returns proposed tokens that were kept."""
     target, draft, reference = models
     found = decoded_by(target, draft, rule, sampling, prompts, **how)
     assert trace(found) == trace(decoded_by(target, reference, rule, sampling, prompts))
-    return sum(one.accepted for text in found for one in text.rounds)
+    return sum(one.accepted for text in found for one in text.steps)
 
 
 @pytest.mark.parametrize(
@@ -180,7 +180,7 @@ def test_nothing_as_wide_as_the_vocabulary_and_no_copy_of_the_head_is_made_while
 
 
 def columns_taken_for_tokens(patch):
-    patch(batch_rounds, "tokens_of", lambda columns_B, _ids_S: columns_B)
+    patch(batch_steps, "tokens_of", lambda columns_B, _ids_S: columns_B)
 
 
 def q_taken_from_the_first_ids(patch):

@@ -20,7 +20,7 @@ def responses(target, prompts):
 
 
 def trace_of(decoded):
-    return [(one.start, one.accepted) for one in decoded.rounds]
+    return [(one.start, one.accepted) for one in decoded.steps]
 
 
 def speculate(target, draft, prompt, num_speculative_tokens, stop_ids=NEVER, max_new_tokens=LENGTH):
@@ -101,7 +101,7 @@ def test_the_length_limit_holds_in_the_middle_of_a_round(target, noisy_draft, pr
     for draft in (noisy_draft, target):
         decoded = speculate(target, draft, prompts[3], 5, max_new_tokens=max_new_tokens)
         assert decoded.token_ids == responses[3][:max_new_tokens]
-        assert decoded.rounds[-1].start + decoded.rounds[-1].accepted + 1 == max_new_tokens
+        assert decoded.steps[-1].start + decoded.steps[-1].accepted + 1 == max_new_tokens
 
 
 def test_token_id_zero_is_a_token_like_any_other(target, noisy_draft):
@@ -127,7 +127,7 @@ def test_the_draft_reads_no_token_twice_one_a_step_and_two_after_a_full_round(ta
     decoded = speculate(target, noisy_draft, prompts[4], 3)
     hook.remove()
     expected = [len(prompts[4]) - 1]
-    for before, after in zip((None, *decoded.rounds), decoded.rounds, strict=False):
+    for before, after in zip((None, *decoded.steps), decoded.steps, strict=False):
         full = before is not None and before.accepted == before.proposed
         expected += [1 + full, *[1] * (after.proposed - 1)] if after.proposed else []
     assert fed == expected
@@ -137,16 +137,16 @@ def test_the_draft_reads_no_token_twice_one_a_step_and_two_after_a_full_round(ta
 def test_the_lookahead_is_really_passed_on(target, noisy_draft, prompts):
     for k in (1, 2, 6):
         decoded = speculate(target, noisy_draft, prompts[2], k, max_new_tokens=8)
-        assert decoded.rounds[0].proposed == k
+        assert decoded.steps[0].proposed == k
 
 
-def test_rounds_go_on_to_the_end_of_the_text_and_hold_their_times(target, noisy_draft, prompts):
+def test_steps_go_on_to_the_end_of_the_text_and_hold_their_times(target, noisy_draft, prompts):
     decoded = speculate(target, noisy_draft, prompts[1], 4)
-    ends = [one.start + one.accepted + 1 for one in decoded.rounds]
-    assert [one.start for one in decoded.rounds] == [0, *ends[:-1]]
+    ends = [one.start + one.accepted + 1 for one in decoded.steps]
+    assert [one.start for one in decoded.steps] == [0, *ends[:-1]]
     assert ends[-1] == len(decoded.token_ids) == LENGTH
-    assert all(one.draft_s > 0 and one.verify_s > 0 for one in decoded.rounds[:-1])
-    spent_s = sum(one.draft_s + one.verify_s for one in decoded.rounds)
+    assert all(one.draft_s > 0 and one.verify_s > 0 for one in decoded.steps[:-1])
+    spent_s = sum(one.draft_s + one.verify_s for one in decoded.steps)
     assert 0 < spent_s <= decoded.decode_s
     assert decoded.prefill_s > 0
 

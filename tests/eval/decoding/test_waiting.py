@@ -19,7 +19,7 @@ SAMPLINGS = [Sampling(), Sampling(1.0), Sampling(0.8, top_p=0.9, top_k=40, min_p
 
 
 class Made(TorchDispatchMode):
-    """Counts tensors made of numbers between two places of a round."""
+    """Counts tensors made of numbers between two places of a step."""
 
     def __init__(self):
         super().__init__()
@@ -58,7 +58,7 @@ def made():
     ("sampling", "policy", "rule"),
     [(SAMPLINGS[0], None, REJECTION), (SAMPLINGS[1], None, REJECTION), *product(SAMPLINGS[2:], (None, ALWAYS), RULES)],
 )
-def test_a_round_makes_none_behind_its_verification(
+def test_a_step_makes_none_behind_its_verification(
     target, noisy_draft, prompts, monkeypatch, made, sampling, policy, rule
 ):
     monkeypatch.setattr(SpeculativeSteps, "verify", made.begin(SpeculativeSteps.verify))

@@ -44,7 +44,7 @@ def test_a_pair_that_is_right_is_certified(certified):
     assert [(one.law, one.holds) for one in certified.findings] == [(law, True) for law in LAWS]
 
 
-def test_every_round_and_every_accepted_token_is_that_of_the_replay(certified):
+def test_every_step_and_every_accepted_token_is_that_of_the_replay(certified):
     counts = [text.counted for text in certified.run.texts]
     by_position = tuple(map(sum, zip(*(one.by_position for one in counts), strict=True)))
     assert by_position == certified.replay.by_position
@@ -52,16 +52,16 @@ def test_every_round_and_every_accepted_token_is_that_of_the_replay(certified):
 
 
 @pytest.mark.parametrize(("engine", "alone"), [("transformers", 0), ("vllm", 1), ("llama.cpp", 1), ("openvino", 1)])
-def test_rounds_write_every_token_but_the_one_that_the_prompt_gave(certified, draft, engine, alone):
+def test_steps_write_every_token_but_the_one_that_the_prompt_gave(certified, draft, engine, alone):
     run = replace(certified.run, engine=engine)
     for text, counted in zip(run.texts, replay_run(draft, run), strict=True):
-        assert counted.rounds + counted.accepted + alone == len(text.plain_ids)
+        assert counted.steps + counted.accepted + alone == len(text.plain_ids)
 
 
-def test_a_text_of_one_token_has_no_round_where_the_prompt_gave_it(certified, draft):
+def test_a_text_of_one_token_has_no_step_where_the_prompt_gave_it(certified, draft):
     one = replace(certified.run.texts[0], plain_ids=certified.run.texts[0].plain_ids[:1])
     [counted] = replay_run(draft, replace(certified.run, engine="vllm", texts=(one,)))
-    assert (counted.rounds, counted.by_position) == (0, (0, 0, 0))
+    assert (counted.steps, counted.by_position) == (0, (0, 0, 0))
 
 
 def test_a_draft_of_another_target_fails_and_its_files_are_named(pair, tmp_path):

@@ -68,7 +68,7 @@ def test_vllms_counters_become_ours(stand_in, tmp_path):
     assert (got["max_model_len"], got["conversations"]) == (9, [CONVERSATION])
 
 
-def test_llama_cpp_tells_no_positions_and_rounds_follow_from_the_text(stand_in, tmp_path):
+def test_llama_cpp_tells_no_positions_and_steps_follow_from_the_text(stand_in, tmp_path):
     plain = {"prompt_ids": [1], "ids": [3, 4, 5, 6], "elapsed_s": 0.5, "proposed": 0, "accepted": 0}
     drafted = {**plain, "proposed": 5, "accepted": 2}
     response = {"version": "1", "texts": [{"plain": plain, "drafted": drafted}], "own": [drafted] * 2}
@@ -76,21 +76,21 @@ def test_llama_cpp_tells_no_positions_and_rounds_follow_from_the_text(stand_in, 
     files = (tmp_path / "t-Q4_0.gguf", tmp_path / "d-F16.gguf")
     done = run("llama.cpp", *files)
     counted = done.texts[0].counted
-    assert (counted.rounds, counted.proposed, counted.accepted, counted.by_position) == (1, 5, 2, None)
-    assert (done.own.rounds, done.own.accepted) == (2, 4)
+    assert (counted.steps, counted.proposed, counted.accepted, counted.by_position) == (1, 5, 2, None)
+    assert (done.own.steps, done.own.accepted) == (2, 4)
     assert done.dtype == "t-Q4_0 with d-F16"
     assert done.command.startswith("llama-server -m t-Q4_0.gguf -md d-F16.gguf --spec-type draft-simple")
 
 
-def test_openvinos_rounds_are_what_each_run_of_the_target_gave(stand_in, tmp_path):
+def test_openvinos_steps_are_what_each_run_of_the_target_gave(stand_in, tmp_path):
     plain = {"prompt_ids": [1], "ids": [3, 4, 5, 6, 7, 8], "elapsed_s": 0.5, "given": []}
     drafted = {**plain, "given": [1, 3, 1, 1]}  # the prompt's token; two kept, none, and none with room for none
     text = {"plain": plain, "drafted": drafted}
-    full = {**plain, "given": [1, 3, 2]}  # the last round has room for one proposal
+    full = {**plain, "given": [1, 3, 2]}  # the last step has room for one proposal
     stand_in("openvino", {"version": "1", "texts": [text], "own": [full]})
     done = run("openvino", tmp_path, tmp_path)
-    assert done.texts[0].counted == Counted(rounds=3, proposed=3, accepted=2, by_position=(1, 1))
-    assert done.own == Counted(rounds=2, proposed=3, accepted=3, by_position=(2, 1))
+    assert done.texts[0].counted == Counted(steps=3, proposed=3, accepted=2, by_position=(1, 1))
+    assert done.own == Counted(steps=2, proposed=3, accepted=3, by_position=(2, 1))
     got = json.loads((tmp_path / "got").read_text())
     assert (got["dtype"], got["threads"]) == ("float32", 2)
 

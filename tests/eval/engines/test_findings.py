@@ -18,7 +18,7 @@ from eval.engines.runs import find, find_ties
 from eval.replay import response_logits
 
 PROMPTS = [(1, 2, 3, number) for number in range(24)]
-COUNTED = Counted(rounds=30, proposed=90, accepted=34, by_position=(20, 10, 4))
+COUNTED = Counted(steps=30, proposed=90, accepted=34, by_position=(20, 10, 4))
 
 
 def text(prompt, **changed):
@@ -42,7 +42,7 @@ def run():
         dtype="float32",
         num_speculative_tokens=3,
         max_new_tokens=64,
-        own=Counted(rounds=400, proposed=1200, accepted=1200, by_position=(400, 400, 400)),
+        own=Counted(steps=400, proposed=1200, accepted=1200, by_position=(400, 400, 400)),
         texts=tuple(text(prompt) for prompt in PROMPTS),
     )
 
@@ -75,16 +75,16 @@ def test_an_engine_that_loses_the_targets_own_tokens_is_the_cause(run):
 
 
 @pytest.mark.parametrize(("more", "holds"), [(0, True), (14, True), (15, False)])
-def test_counts_may_differ_by_two_in_a_hundred_rounds_at_a_position(run, more, holds):
-    """24 texts of 30 rounds: 14 of 720 is 0.0194, 15 is 0.0208."""
+def test_counts_may_differ_by_two_in_a_hundred_steps_at_a_position(run, more, holds):
+    """24 texts of 30 steps: 14 of 720 is 0.0194, 15 is 0.0208."""
     replayed = [COUNTED] * 23 + [replace(COUNTED, by_position=(20 - more, 10, 4), accepted=34 - more)]
     assert (broken(run, replayed) == []) is holds
 
 
 def test_an_engine_that_tells_no_positions_is_held_to_its_totals(run):
-    silent = Counted(rounds=30, proposed=90, accepted=34)
+    silent = Counted(steps=30, proposed=90, accepted=34)
     texts = tuple(replace(one, counted=silent) for one in run.texts)
-    llama = replace(run, engine="llama.cpp", texts=texts, own=Counted(rounds=400, proposed=1200, accepted=1200))
+    llama = replace(run, engine="llama.cpp", texts=texts, own=Counted(steps=400, proposed=1200, accepted=1200))
     assert broken(llama) == []
     fewer = replace(llama, texts=tuple(replace(one, counted=replace(silent, accepted=31)) for one in texts))
     assert broken(fewer) == ["counts"]
@@ -119,7 +119,7 @@ def test_the_file_holds_one_certificate_for_each_engine_of_the_same_models(certi
 
 
 def test_an_engine_that_never_proposed_the_targets_own_tokens_is_not_certified(run):
-    assert broken(replace(run, own=Counted(rounds=0, proposed=0, accepted=0))) == ["own draft"]
+    assert broken(replace(run, own=Counted(steps=0, proposed=0, accepted=0))) == ["own draft"]
 
 
 def test_what_the_engine_reads_or_writes_otherwise_is_named_with_its_prompt(run):
@@ -151,7 +151,7 @@ def test_files_of_another_model_break_a_law_though_the_counts_agree(run):
 # Near-ties
 
 PROMPT = (1, 70, 80, 90)
-NOTHING = Counted(rounds=0, proposed=0, accepted=0)
+NOTHING = Counted(steps=0, proposed=0, accepted=0)
 
 
 def ties(target, plain, drafted, dtype):

@@ -92,7 +92,7 @@ def test_text_of_an_response_leaves_out_special_tokens(chatty_target):
     generator = answering.LocalGenerator(chatty_target, tokenizer, GREEDY, name="train")
     [turn] = first_turns(ask("hi"))
     response_ids = (*tokenizer("it 's  done .")["input_ids"], 2)
-    decoded = Decoded(response_ids, rounds=(), prefill_s=0.0, decode_s=0.0, stopped=True)
+    decoded = Decoded(response_ids, steps=(), prefill_s=0.0, decode_s=0.0, stopped=True)
     assert generator.trace(turn, [1], decoded) == Trace(
         0, "file.jsonl:1", turn.messages, (1,), response_ids, "it 's  done .", "stop"
     )

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from eval.acceptance_rates import acceptance_row, difference_row, rounds_at
+from eval.acceptance_rates import acceptance_row, difference_row, steps_at
 from eval.intervals import Resampling
 from eval.replay import (
     Accepts,
@@ -22,15 +22,15 @@ from eval.scorecard_schema import Ratio
 RESAMPLING = Resampling(confidence=0.75, num_resamples=100, seed=17)  # three prompts are enough for an interval
 
 
-def response(prompt, rounds, *, num_tokens, alpha_sum, matches=None):
+def response(prompt, steps, *, num_tokens, alpha_sum, matches=None):
     matches = np.zeros(num_tokens) if matches is None else np.array(matches)
-    counts = count_trace(rounds, num_tokens=num_tokens, num_speculative_tokens=2)
+    counts = count_trace(steps, num_tokens=num_tokens, num_speculative_tokens=2)
     return ResponseScore(
         prompt, matches, alpha_sum, accept_sum=alpha_sum / 2, num_changed=0, num_covered=0, counts={2: counts}
     )
 
 
-# The first prompt has two turns: 6 tokens in 3 rounds, of which 1 kept both tokens. The others take a round a token.
+# The first prompt has two turns: 6 tokens in 3 steps, of which 1 kept both tokens. The others take a step a token.
 GOOD = DraftScore(
     "good",
     0.0,
@@ -57,21 +57,21 @@ def rates_of(position):
 
 
 def test_positions_have_their_counts_and_rates():
-    """Of 7 rounds 4 have room for a token and 1 for two; 2 keep a first token, and 1 a second."""
-    first, second = rounds_at(GOOD, 2, RESAMPLING).positions
+    """Of 7 steps 4 have room for a token and 1 for two; 2 keep a first token, and 1 a second."""
+    first, second = steps_at(GOOD, 2, RESAMPLING).positions
     assert (first.position, first.possible, first.reached, first.accepted) == (1, 4, 4, 2)
     assert rates_of(first) == [2 / 7, 2 / 4]
     assert second.position == 2
     uneven = replace(GOOD, responses=[response(0, [(0, 0), (1, 2), (4, 0)], num_tokens=5, alpha_sum=1.0)])
-    _, second = rounds_at(uneven, 2, RESAMPLING).positions
+    _, second = steps_at(uneven, 2, RESAMPLING).positions
     assert (second.possible, second.reached, second.accepted) == (2, 1, 1)
     assert rates_of(second) == [1 / 3, 1]
 
 
-def test_rates_of_rounds_by_hand():
-    """7 rounds keep 2, 0; 1; 0, 0; 0, 0 tokens: 3 of 5 proposed ones."""
-    record = rounds_at(GOOD, 2, RESAMPLING)
-    counts = {"rounds": 7, "proposed": 5, "accepted": 3, "emitted": 10, "fully_accepted": 1}
+def test_rates_of_steps_by_hand():
+    """7 steps keep 2, 0; 1; 0, 0; 0, 0 tokens: 3 of 5 proposed ones."""
+    record = steps_at(GOOD, 2, RESAMPLING)
+    counts = {"steps": 7, "proposed": 5, "accepted": 3, "emitted": 10, "fully_accepted": 1}
     assert {name: getattr(record, name) for name in counts} == counts
     assert record.utilisation.value == 3 / 5
     assert record.tau.value == pytest.approx(10 / 7)
@@ -81,7 +81,7 @@ def test_rates_of_rounds_by_hand():
 def test_every_rate_has_an_interval_over_prompts():
     """Each kind of prompt three times over, so that something of everything was counted in three."""
     often = [replace(one, prompt=one.prompt + 3 * copy) for copy in range(3) for one in GOOD.responses]
-    record = rounds_at(replace(GOOD, responses=often), 2, RESAMPLING)
+    record = steps_at(replace(GOOD, responses=often), 2, RESAMPLING)
     rates = [rate for place in record.positions for rate in (place.joint, place.conditional)]
     for rate in (record.tau, record.utilisation, *rates):
         low, high = rate.interval
@@ -89,9 +89,9 @@ def test_every_rate_has_an_interval_over_prompts():
 
 
 def test_rates_of_nothing_are_null():
-    """Texts of one token: rounds, but no proposal."""
+    """Texts of one token: steps, but no proposal."""
     bare = replace(GOOD, responses=[response(n, [(0, 0)], num_tokens=1, alpha_sum=0.5) for n in range(2)])
-    record = rounds_at(bare, 2, RESAMPLING)
+    record = steps_at(bare, 2, RESAMPLING)
     assert record.utilisation == Ratio(None, None)
     assert record.positions[0].conditional.value is None
     assert record.positions[0].joint.value == 0
@@ -148,7 +148,7 @@ def test_a_score_sums_what_its_rule_does():
     assert list(score.counts) == [1, 2]
 
 
-def test_bins_hold_their_own_tokens_and_the_rounds_that_start_there():
+def test_bins_hold_their_own_tokens_and_the_steps_that_start_there():
     """Rounds of the first response start at 0, 2 and 3 (k = 1); its third token is one the target is unsure of."""
     responses = [
         replayed([1, 0, 0, 1], entropy=[0, 0, 1.5, 0], category="code"),
@@ -160,21 +160,21 @@ def test_bins_hold_their_own_tokens_and_the_rounds_that_start_there():
     assert (by_category.by, by_entropy.by) == ("category", "entropy")
     code, talk = by_category.bins
     assert (code.bin, code.prompts, code.alpha.sum, code.alpha.tokens) == ("code", 1, 1, 4)
-    assert (code.by_k[0].rounds, code.by_k[0].tau.value) == (3, 4 / 3)
-    assert (talk.bin, talk.alpha_of_text.value, talk.by_k[0].rounds) == ("talk", 0, 2)
+    assert (code.by_k[0].steps, code.by_k[0].tau.value) == (3, 4 / 3)
+    assert (talk.bin, talk.alpha_of_text.value, talk.by_k[0].steps) == ("talk", 0, 2)
     sure, unsure = by_entropy.bins
     assert (sure.bin, unsure.bin) == ("below 0.1", "1 to 2")
-    assert (unsure.alpha.tokens, unsure.by_k[0].rounds) == (1, 1)
+    assert (unsure.alpha.tokens, unsure.by_k[0].steps) == (1, 1)
     assert (unsure.by_k[0].proposed, unsure.by_k[0].accepted) == (1, 0)
     for bins in (by_category.bins, by_entropy.bins):
         whole = record.by_k[0]
-        for name in ("rounds", "proposed", "accepted", "emitted"):
+        for name in ("steps", "proposed", "accepted", "emitted"):
             assert sum(getattr(one.by_k[0], name) for one in bins) == getattr(whole, name)
 
 
-def test_a_bin_in_which_no_round_starts_has_no_tau():
+def test_a_bin_in_which_no_step_starts_has_no_tau():
     draft = ReplayedDraft("draft", 0.0, [replayed([1, 1, 1], entropy=[0, 1.5, 0])])
     record = acceptance_row(draft.scores([2]), draft.parted_scores([2]), RESAMPLING)
     _, unsure = record.bins[0].bins
-    assert (unsure.alpha.tokens, unsure.by_k[0].rounds) == (1, 0)
+    assert (unsure.alpha.tokens, unsure.by_k[0].steps) == (1, 0)
     assert unsure.by_k[0].tau == Ratio(None, None)

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from eval.decoding.sampling import Decoded, Round, Sampling
+from eval.decoding.sampling import Decoded, Sampling, VerificationStep
 from eval.decoding.speculative import NgramLookup
 from eval.intervals import Resampling
 from eval.replay import count_trace, replay_counts, replay_pair, rule_name
@@ -17,14 +17,14 @@ from eval.wall_clock import (
     compare_with_replay,
     decode_live,
     decoding_speedup,
-    rounds_p_value,
+    steps_p_value,
     whole_speedup,
 )
 
 RESAMPLING = Resampling(confidence=0.95, num_resamples=100, seed=17)
 TEXT = (7, 8, 9, 10)
 PLAIN = Decoded(TEXT, (), prefill_s=2.0, decode_s=8.0)
-ROUNDS = (Round(0, 2, 2, 1, 1, 0.1, 0.2), Round(2, 2, 1, 1, 1, 0.1, 0.2))
+ROUNDS = (VerificationStep(0, 2, 2, 1, 1, 0.1, 0.2), VerificationStep(2, 2, 1, 1, 1, 0.1, 0.2))
 SPECULATIVE = Decoded(TEXT, ROUNDS, prefill_s=3.0, decode_s=1.0)
 LIVE = LiveResponse(TEXT, PLAIN, SPECULATIVE, num_speculative_tokens=2)
 
@@ -83,7 +83,7 @@ def test_times_are_per_token_of_each_text():
     assert whole_speedup([LIVE, shorter], RESAMPLING).value == (20.0 / 8) / (8.0 / 6)
 
 
-def test_a_live_response_has_the_counts_of_its_own_rounds():
+def test_a_live_response_has_the_counts_of_its_own_steps():
     assert LIVE.counts == COUNTS != OTHER_COUNTS
 
 
@@ -110,20 +110,20 @@ def test_agreement_is_exact_only_if_every_prompt_agrees_in_every_way(fault):
     assert compare_with_replay([LIVE, LIVE, last], expected, is_greedy=True).exact is (fault is None)
 
 
-def counts_of(rounds):
-    """As many rounds, of which none keeps anything."""
-    return count_trace([(start, 0) for start in range(rounds)], num_tokens=rounds, num_speculative_tokens=2)
+def counts_of(steps):
+    """As many steps, of which none keeps anything."""
+    return count_trace([(start, 0) for start in range(steps)], num_tokens=steps, num_speculative_tokens=2)
 
 
-def test_sampled_rounds_agree_as_far_as_chance_allows():
+def test_sampled_steps_agree_as_far_as_chance_allows():
     expected = [counts_of(20)] * 8
-    assert rounds_p_value(expected, expected) == 1
-    assert rounds_p_value([counts_of(19)] * 8, expected) == 0  # the same difference everywhere is no chance
+    assert steps_p_value(expected, expected) == 1
+    assert steps_p_value([counts_of(19)] * 8, expected) == 0  # the same difference everywhere is no chance
     around = [counts_of(20 + one) for one in (3, -3, 2, -2, 1, -1, 4, -4)]
-    assert rounds_p_value(around, expected) == pytest.approx(1)
+    assert steps_p_value(around, expected) == pytest.approx(1)
     fewer = [counts_of(14 + one) for one in (0, 1, 0, -1, 0, 1, 0, -1)]
-    assert rounds_p_value(fewer, expected) < LEAST_P
-    assert rounds_p_value([counts_of(19)], [counts_of(20)]) == 1  # of one prompt nothing can be tested
+    assert steps_p_value(fewer, expected) < LEAST_P
+    assert steps_p_value([counts_of(19)], [counts_of(20)]) == 1  # of one prompt nothing can be tested
 
 
 def test_sampled_live_texts_are_held_against_a_replay_of_themselves(decode_sampled):
@@ -147,9 +147,9 @@ def decode_sampled(target, noisy_draft):
     responses = decode_live(target, ways, traces, **how)
     for one in responses:
         assert one.by("text").token_ids == one.plain.token_ids  # looked up: the target's draws alone
-        assert not one.plain.rounds
+        assert not one.plain.steps
         assert one.num_speculative_tokens == 3
-    proposed = {name: [each.proposed for one in responses for each in one.by(name).rounds] for name in ways}
+    proposed = {name: [each.proposed for one in responses for each in one.by(name).steps] for name in ways}
     assert {name: max(counts) for name, counts in proposed.items()} == {DRAFT: 3, "text": 2}
     rule, expected = rule_name(sampling.temperature), []
     for response, trace in zip(responses, traces, strict=True):

@@ -5,11 +5,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from eval.decoding.sampling import Decoded, Round
+from eval.decoding.sampling import Decoded, VerificationStep
 from eval.intervals import Resampling
 from eval.replay import ResponseScore, count_trace
 from eval.scorecard import forecast, speedup_row
-from eval.scorecard_schema import LOOKUP, RoundCounts, Spent, SpentByBoth
+from eval.scorecard_schema import LOOKUP, Spent, SpentByBoth, StepCounts
 from eval.speedup import StepTimes, break_even_alpha
 from eval.wall_clock import DRAFT, LiveResponse, LiveWay, best_lookup, compare_with_replay, live_record
 from tests.eval.scorecard.test_acceptance_record import GOOD
@@ -35,16 +35,19 @@ def test_the_best_lookahead_is_chosen_by_measured_terms():
 
 
 def test_time_of_the_live_loop_is_told_by_part_and_per_token():
-    rounds = (Round(0, 2, 2, 1, 1, draft_s=0.25, verify_s=0.5), Round(2, 2, 1, 1, 1, draft_s=0.25, verify_s=1.0))
-    text = Decoded((7, 8, 9, 10), rounds, prefill_s=0.125, decode_s=2.0)
-    live = [LiveResponse(text.token_ids, replace(text, rounds=(), decode_s=3.0), text, 2, {LOOKUP: text})] * 2
+    steps = (
+        VerificationStep(0, 2, 2, 1, 1, draft_s=0.25, verify_s=0.5),
+        VerificationStep(2, 2, 1, 1, 1, draft_s=0.25, verify_s=1.0),
+    )
+    text = Decoded((7, 8, 9, 10), steps, prefill_s=0.125, decode_s=2.0)
+    live = [LiveResponse(text.token_ids, replace(text, steps=(), decode_s=3.0), text, 2, {LOOKUP: text})] * 2
     agreement = compare_with_replay(live, [one.counts for one in live], is_greedy=True)
     ways, how = dict.fromkeys((DRAFT, LOOKUP), LiveWay(None, 2)), {"predicted": 1.5, "resampling": RESAMPLING}
     record = live_record("good", live, ways, agreement, temperature=0.0, **how)
     assert record.plain == Spent(tokens=8, prefill_s=0.25, decode_s=6.0, ms_per_token=750)
     spent = {"tokens": 8, "prefill_s": 0.25, "decode_s": 4.0, "ms_per_token": 500}
     assert record.speculative == SpentByBoth(**spent, draft_s=1.0, verify_s=3.0)
-    assert record.agreement.loop == RoundCounts(rounds=4, accepted=4, proposed=6)
+    assert record.agreement.loop == StepCounts(steps=4, accepted=4, proposed=6)
 
 
 def test_prompt_lookup_is_fastest_where_it_is_right_and_costs_a_plain_step_where_it_finds_nothing():

@@ -85,7 +85,7 @@ def acceptance(scorecard, draft, temperature):
 def test_the_file_is_what_was_returned(scored):
     out, scorecard = scored
     assert read_scorecard(out / "scorecard.json") == scorecard
-    assert scorecard.format == "widedraft.scorecard/5"
+    assert scorecard.format == "widedraft.scorecard/6"
     assert sorted(path.name for path in out.iterdir()) == [
         "examples.json",
         "responses",
@@ -117,9 +117,9 @@ def test_raw_counts_stand_beside_every_rate(scorecard):
         assert row.alpha.value == pytest.approx(row.alpha.sum / row.alpha.tokens)
         assert [entry.num_speculative_tokens for entry in row.by_k] == [1, 2, 3, 4]
         for entry in row.by_k:
-            assert entry.emitted == pytest.approx(entry.accepted + entry.rounds)
+            assert entry.emitted == pytest.approx(entry.accepted + entry.steps)
             assert entry.emitted == pytest.approx(row.alpha.tokens)
-            assert entry.tau.value == pytest.approx(1 + entry.accepted / entry.rounds)
+            assert entry.tau.value == pytest.approx(1 + entry.accepted / entry.steps)
             assert entry.utilisation.value == pytest.approx(entry.accepted / entry.proposed)
             positions = entry.positions
             assert sum(p.accepted for p in positions) == pytest.approx(entry.accepted)
@@ -153,12 +153,12 @@ def test_sums_of_every_prompt_add_up(scorecard):
         assert sum(sums.tokens) == row.alpha.tokens
         assert sum(sums.alpha) == pytest.approx(row.alpha.sum)
         assert sum(sums.greedy_match) == row.greedy_match.sum
-        for rounds, entry in zip(sums.rounds, row.by_k, strict=True):
-            assert rounds.num_speculative_tokens == entry.num_speculative_tokens
-            assert sum(rounds.counts) == pytest.approx(entry.rounds)
+        for steps, entry in zip(sums.steps, row.by_k, strict=True):
+            assert steps.num_speculative_tokens == entry.num_speculative_tokens
+            assert sum(steps.counts) == pytest.approx(entry.steps)
 
 
-def test_bins_share_out_all_tokens_and_rounds(scorecard):
+def test_bins_share_out_all_tokens_and_steps(scorecard):
     for row in scorecard.acceptance:
         assert {part.by for part in row.bins} >= {"task", "category", "output_position"}
         for part in row.bins:
@@ -167,8 +167,8 @@ def test_bins_share_out_all_tokens_and_rounds(scorecard):
             assert sum(one.alpha.tokens for one in bins) == row.alpha.tokens
             assert sum(one.alpha.sum for one in bins) == pytest.approx(row.alpha.sum)
             for place, entry in enumerate(row.by_k):
-                rounds = sum(one.by_k[place].rounds for one in bins)
-                assert rounds == pytest.approx(entry.rounds)
+                steps = sum(one.by_k[place].steps for one in bins)
+                assert steps == pytest.approx(entry.steps)
         assert [one.bin for one in row.bins[0].bins] == ["gsm8k/1", "without a task"]
         assert [one.bin for one in row.bins[1].bins] == ["arithmetic", "without a category"]
 
@@ -180,9 +180,9 @@ def test_every_lookahead_up_to_sixteen_comes_from_the_one_pass(scored, target, n
     for k in (9, 16):
         prompts = [trace.prompt_ids for trace in traces]
         how = {"limits": Limits(24, {2}), "speculation": Speculation(k)}
-        rounds = [one for text in speculative_decode(target, noisy_draft, prompts, **how) for one in text.rounds]
+        steps = [one for text in speculative_decode(target, noisy_draft, prompts, **how) for one in text.steps]
         counts = score.pooled(k)
-        assert (counts.rounds, counts.accepted_tokens) == (len(rounds), sum(one.accepted for one in rounds))
+        assert (counts.steps, counts.accepted_tokens) == (len(steps), sum(one.accepted for one in steps))
 
 
 def test_the_better_draft_scores_better_by_the_paired_difference(scorecard):
@@ -205,11 +205,11 @@ def test_the_prediction_follows_from_the_recorded_terms(scorecard):
     latency = scorecard.latency
     for forecast in scorecard.speedup:
         [draft] = [row for row in latency.drafts if row.draft == forecast.draft]
-        rounds = acceptance(scorecard, forecast.draft, forecast.temperature).by_k
+        steps = acceptance(scorecard, forecast.draft, forecast.temperature).by_k
         assert forecast.cost_ratio == draft.one_token.median_ms / latency.target.median_ms
-        for entry, counts, verify in zip(forecast.by_k, rounds, latency.verify, strict=True):
+        for entry, counts, verify in zip(forecast.by_k, steps, latency.verify, strict=True):
             one, two = draft.one_token.median_ms, draft.two_tokens.median_ms
-            full = counts.fully_accepted / counts.rounds
+            full = counts.fully_accepted / counts.steps
             spent = entry.num_speculative_tokens * one + full * (two - one) + verify.median_ms
             plain = counts.tau.value * latency.target.median_ms
             assert entry.predicted == pytest.approx(plain / spent)
@@ -348,11 +348,11 @@ def test_half_precision_is_scored_and_differences_are_told(target_folder, noisy_
     assert not [text for text in scorecard.warnings if "report it" in text]
 
 
-def test_a_lost_round_is_loud_and_one_prompt_has_no_intervals(monkeypatch, target_folder, noisy_folder, tmp_path):
+def test_a_lost_step_is_loud_and_one_prompt_has_no_intervals(monkeypatch, target_folder, noisy_folder, tmp_path):
     from eval.wall_clock import LiveResponse
 
     honest = LiveResponse.counts.fget
-    monkeypatch.setattr(LiveResponse, "counts", property(lambda self: replace(honest(self), rounds=1.0)))
+    monkeypatch.setattr(LiveResponse, "counts", property(lambda self: replace(honest(self), steps=1.0)))
     scorecard = score_drafts(target_folder, {"draft": noisy_folder}, PROMPTS[:1], config(**SHORT), tmp_path, seed=1)
     assert scorecard.live.agreement.exact is False
     assert any("report it" in warning for warning in scorecard.warnings)
@@ -380,11 +380,11 @@ def test_padding_of_one_vocabulary_changes_nothing(make_checkpoint, padded_one):
         [replayed] = replay_drafts(models["target"], {"draft": models["draft"]}, responses, sampling=Sampling(1.0))
         score, *_ = replayed.scores([4])
         live = speculative_decode(*models.values(), [prompt], limits=Limits(12), speculation=Speculation(4))[0]
-        found.append((score.responses[0].counts[4], live.token_ids, [each.accepted for each in live.rounds]))
+        found.append((score.responses[0].counts[4], live.token_ids, [each.accepted for each in live.steps]))
     assert found[0][1] == found[1][1] == response
     assert found[0][2] == found[1][2]
     assert found[0][0].emitted_tokens == pytest.approx(found[1][0].emitted_tokens)
-    assert found[0][0].rounds == pytest.approx(found[1][0].rounds, rel=1e-5)
+    assert found[0][0].steps == pytest.approx(found[1][0].steps, rel=1e-5)
 
 
 def with_likely_rows(model):

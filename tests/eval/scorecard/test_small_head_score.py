@@ -111,7 +111,7 @@ def test_coverage_is_the_share_of_the_responses_that_the_draft_can_say(scored, r
 
 
 def test_acceptance_is_at_most_coverage(rows):
-    """Of the text, by every rule and in every bin; and no round keeps a token that cannot be said."""
+    """Of the text, by every rule and in every bin; and no step keeps a token that cannot be said."""
     for row in rows.values():
         for rule in (row, *row.other_rules):
             assert 0 < rule.alpha_of_text.sum <= row.coverage.sum

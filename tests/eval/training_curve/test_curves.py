@@ -18,8 +18,8 @@ STEPS = StepTimes(target_s=10.0, draft_s=1.0, draft_two_s=1.0, verify_s={1: 11.0
 TOKENS = 12
 
 
-def score_of(*rounds):
-    """A draft that writes each prompt's 12 tokens in so many rounds, whatever the num_speculative_tokens."""
+def score_of(*steps):
+    """A draft that writes each prompt's 12 tokens in so many steps, whatever the num_speculative_tokens."""
     responses = [
         ResponseScore(
             prompt=place,
@@ -30,15 +30,15 @@ def score_of(*rounds):
             num_covered=0,
             counts={g: counts(number, g) for g in (1, 2)},
         )
-        for place, number in enumerate(rounds)
+        for place, number in enumerate(steps)
     ]
     return DraftScore("any", 0.0, "exact_greedy_draft", responses)
 
 
-def counts(rounds, num_speculative_tokens):
-    accepted = TOKENS - rounds
+def counts(steps, num_speculative_tokens):
+    accepted = TOKENS - steps
     each = (float(accepted), *[0.0] * (num_speculative_tokens - 1))
-    return ReplayCounts(rounds=float(rounds), possible=each, reached=each, accepted=each)
+    return ReplayCounts(steps=float(steps), possible=each, reached=each, accepted=each)
 
 
 def saved(*names):
