@@ -61,6 +61,7 @@ class SplitCounts(TypedDict):
     prompts: NotRequired[int]
     sequences: NotRequired[int]
     split: NotRequired[int]
+    ended_by_length: NotRequired[int]
 
 
 class ResponseCounts(TypedDict):
@@ -71,6 +72,7 @@ class ResponseCounts(TypedDict):
     duplicates: NotRequired[int]
     too_long: NotRequired[int]
     asked_in_eval: NotRequired[int]
+    malformed: NotRequired[dict[str, int]]
     train: SplitCounts
     eval: NotRequired[SplitCounts]
 

@@ -19,12 +19,13 @@ from scipy.stats import binomtest
 
 from architectures.console import track
 from architectures.errors import UserError
+from eval.chat import raw_text
 from eval.decoding.kv_cache import Opener, open_sequencer
 from eval.decoding.sampling import Decoded, Limits, Speculation
 from eval.decoding.speculative import plain_decode, speculative_decode
 from eval.lossless import MIN_P, LosslessFinding, Parting, accepted_of, excess_p, find_parting, tie_allowance
 from eval.pair import LoadedPair
-from eval.prompts import Prompt, load_rows, raw_text, task_answer, task_prompt
+from eval.prompts import Prompt, load_rows, task_answer, task_prompt
 from eval.tasks import TASKS, PromptSource
 
 SIGN, CURRENCY = "[-\N{MINUS SIGN}]", "[$€£¥]"

@@ -44,7 +44,7 @@ from architectures.settings import (
     flag_of,
 )
 from eval.config import SamplingConfig, requested_sampling
-from eval.tasks import PromptWords
+from eval.tasks import PromptWords, TemplateKwargs
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -62,6 +62,7 @@ class DecodingFlags(Section):
 
     target: Target
     prompts: PromptWords = ()
+    chat_template_kwargs: TemplateKwargs = Field(default="{}", validate_default=True)
     draft_p_min: DraftPMin = 0.0
     top_p: TopP = 1.0
     top_k: TopK = None
@@ -203,7 +204,11 @@ def measured_runs(settings: BenchmarkSettings) -> "BenchmarkFile":
     from eval.scorecard_schema import Provenance
 
     # Prompts, in groups that are decoded together. Warn about too few groups before minutes are spent.
-    prompts = prompts_of(settings.prompts, settings.num_prompts or default_prompts(settings.batch_size))
+    prompts = prompts_of(
+        settings.prompts,
+        settings.num_prompts or default_prompts(settings.batch_size),
+        settings.chat_template_kwargs,
+    )
     resampling = resampling_of(settings)
     least, num_groups = least_units(resampling.confidence), -(-len(prompts) // settings.batch_size)
     if num_groups < least:
@@ -344,9 +349,9 @@ def measured_grid(settings: BenchmarkSettings) -> "GridFile":
 def target_and_drafts(settings: BenchmarkSettings) -> tuple[dict[str, "PreTrainedModel"], list[int]]:
     """Load the target and its drafts by name; return them with the token ids that fill their caches."""
     from architectures.hub import require_whole_head, resolve_checkpoint
+    from eval.chat import render_prompt
     from eval.models import load_model, load_tokenizer, require_same_tokenizer
     from eval.pair import prompts_of
-    from eval.prompts import render_prompt
     from eval.scorecard_schema import TARGET
 
     folder = resolve_checkpoint(settings.target)
@@ -355,8 +360,8 @@ def target_and_drafts(settings: BenchmarkSettings) -> tuple[dict[str, "PreTraine
     for draft in drafts:
         require_same_tokenizer(folder, draft)
     tokenizer, dtype = load_tokenizer(folder), settings.dtype
-    prompts = prompts_of(settings.prompts, None)
-    text_ids = [token for prompt in prompts for token in render_prompt(tokenizer, prompt.messages)]
+    prompts = prompts_of(settings.prompts, None, settings.chat_template_kwargs)
+    text_ids = [token for prompt in prompts for token in render_prompt(tokenizer, prompt)]
     names = ["draft"] if len(drafts) == 1 else [f"draft {number}" for number in range(1, len(drafts) + 1)]
     models = {TARGET: load_model(folder, dtype=dtype, bits=settings.target_bits)}
     return models | {name: load_model(path, dtype=dtype) for name, path in zip(names, drafts, strict=True)}, text_ids
@@ -509,7 +514,7 @@ def check_lossless(settings: VerifySettings) -> Iterable["LosslessFinding"]:
     from eval.lossless import Verification, check_lossless
     from eval.pair import load_pair, prompts_of
 
-    prompts = prompts_of(settings.prompts, settings.num_prompts or 8)
+    prompts = prompts_of(settings.prompts, settings.num_prompts or 8, settings.chat_template_kwargs)
     pair = load_pair(settings.target, settings.draft, dtype=settings.dtype, holding=settings.holding)
     ids, max_new_tokens = [pair.rendered(prompt) for prompt in prompts], settings.max_new_tokens or 64
     pair.require_context(ids, max_new_tokens)
@@ -551,7 +556,8 @@ def show(settings: VerifySettings) -> None:
     from eval.side_by_side import show, typed_prompts
 
     console = Console()
-    from_file = prompts_of(settings.prompts, settings.num_prompts) if settings.prompts else None
+    kwargs = settings.chat_template_kwargs
+    from_file = prompts_of(settings.prompts, settings.num_prompts, kwargs) if settings.prompts else None
     pair = load_pair(settings.target, settings.draft, dtype=settings.dtype, holding=settings.holding)
     wanted = Verification(
         limits=Limits(settings.max_new_tokens or 128, pair.stop_ids),
@@ -560,5 +566,5 @@ def show(settings: VerifySettings) -> None:
         seed=settings.seed,
         opener=settings.new_opener(),
     )
-    prompts = typed_prompts(console) if from_file is None else from_file
+    prompts = typed_prompts(console, kwargs) if from_file is None else from_file
     show(pair, prompts, wanted, console)

@@ -1,18 +1,20 @@
 """A target and a draft loaded together for decoding, and their prompts."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from architectures.hub import resolve_checkpoint
 from architectures.manifest import fingerprint_checkpoint
 from architectures.settings import WHOLE, Holding
+from eval.chat import render_prompt, user_turn
 from eval.large_targets import load_target
 from eval.models import load_model, load_tokenizer, require_positions, require_same_tokenizer, stop_token_ids
-from eval.prompts import Prompt, load_in_turn, load_prompts, render_prompt, user_turn
+from eval.prompts import Prompt, load_in_turn, load_prompts
 from eval.scorecard_schema import ModelIdentity
 from eval.tasks import prompt_sources
 
@@ -43,7 +45,7 @@ class LoadedPair:
         return identity_of(self.folders[1], self.draft)
 
     def rendered(self, prompt: Prompt) -> list[int]:
-        return render_prompt(self.tokenizer, prompt.messages)
+        return render_prompt(self.tokenizer, prompt)
 
     def require_context(self, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> None:
         longest = max(map(len, prompts)) + max_new_tokens
@@ -79,12 +81,20 @@ def load_pairs(target: str, drafts: Sequence[str], *, dtype: str, holding: Holdi
     ]
 
 
-def prompts_of(words: Sequence[str] | None, count: int | None) -> list[Prompt]:
+def prompts_of(
+    words: Sequence[str] | None, count: int | None, chat_template_kwargs: Mapping[str, Any] | None = None
+) -> list[Prompt]:
     """Load the prompts of named files and tasks, or PROMPTS if none is named.
 
     With a count, the first `count` prompts, interleaved over the sources; without one all, source after source.
     """
     if words:
         sources = prompt_sources(words)
-        return load_prompts(sources) if count is None else load_in_turn(sources, most=count)[:count]
-    return [Prompt(f"built-in:{number}", (user_turn(text),)) for number, text in enumerate(PROMPTS[:count], start=1)]
+        kwargs = [chat_template_kwargs or {}]
+        if count is None:
+            return load_prompts(sources, chat_template_kwargs=kwargs)
+        return load_in_turn(sources, most=count, chat_template_kwargs=kwargs)[:count]
+    return [
+        Prompt(f"built-in:{number}", (user_turn(text),), chat_template_kwargs=chat_template_kwargs or {})
+        for number, text in enumerate(PROMPTS[:count], start=1)
+    ]

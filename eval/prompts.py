@@ -1,32 +1,43 @@
-"""Parse rows of files and datasets into prompts, and render prompts to token ids."""
+"""Prompts of files, datasets and named tasks."""
 
-import hashlib
 import json
 import re
 import sys
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
-from itertools import islice, zip_longest
+from itertools import cycle, islice, zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from architectures.errors import UserError
 from architectures.files import parse_json, read_json, require_regular, unreadable
 from architectures.manifest import fingerprint_value
+from eval.chat import (
+    Message,
+    RowError,
+    RowErrors,
+    checked_list,
+    checked_text,
+    parse_messages,
+    parse_tools,
+    raw_text,
+    render_prompt,
+    user_turn,
+    with_columns,
+    wrong,
+)
 from eval.tasks import TASKS, FieldNames, HubRows, PromptSource, Task
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
-Message = dict[str, str]
-
-FIELDS = ("messages", "conversation", "turns", "prompt", "question", "instruction")
+MESSAGE_FIELDS = ("messages", "conversations", "conversation")
+FIELDS = (*MESSAGE_FIELDS, "turns", "prompt", "question", "instruction", "chosen")
+RESPONSE_FIELDS = ("answer", "completion", "response", "output", "chosen")
 CATEGORIES = ("category", "dataset", "topic", "language")  # of a conversation, named as in arXiv 2310.07177
-ROLES = ("system", "user", "assistant")
-TEXT = "text"  # pseudo-role of a raw text, which the target continues without a chat template
 EXAMPLE = '{"prompt": "Why is the sky blue?"}'
 
 
@@ -36,10 +47,12 @@ class Prompt:
 
     Args:
         source: The row it came from, as "file.jsonl:12".
-        messages: The conversation so far, oldest first; the last one is the user's. Or a single `raw_text`.
+        messages: The conversation so far, oldest first; the last one is the user's or a tool's. Or a single `raw_text`.
         later_turns: User turns to send afterwards, each after the response to the previous one.
         category: Used only to group figures.
         task: Named task and version, as "gsm8k/1"; used only to group figures.
+        tools: Functions offered to the target.
+        chat_template_kwargs: Further arguments of the chat template.
     """
 
     source: str
@@ -47,27 +60,54 @@ class Prompt:
     later_turns: tuple[str, ...] = ()
     category: str | None = None
     task: str | None = None
+    tools: tuple[dict[str, Any], ...] = ()
+    chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
 
 
 def parse_row(row: Any, where: str) -> Prompt:
-    """Parse a row of any known form; UserErrors name the row."""
-    field = first_field(row, FIELDS, where, example=EXAMPLE)
-    category = row_category(row, CATEGORIES if field == "conversation" else CATEGORIES[:1], where)
-    if field in ("messages", "conversation"):
-        return Prompt(where, parse_messages(row[field], field, where), category=category)
-    if field == "turns":
-        first, *later = parse_turns(row[field], field, where)
-        return Prompt(where, (user_turn(first),), tuple(later), category)
-    return Prompt(where, (user_turn(single_text(row, field, where)),), category=category)
+    """Parse a row of any known form; RowErrors name the row."""
+    row = request_body(row)
+    name = first_field(row, FIELDS, where, example=EXAMPLE)
+    category = row_category(row, CATEGORIES if name == "conversation" else CATEGORIES[:1], where)
+    tools = parse_tools(row, where)
+    if name == "turns":
+        first, *later = parse_turns(row[name], name, where)
+        return Prompt(where, tuple(with_columns([user_turn(first)], row, where)), tuple(later), category, tools=tools)
+    messages = asked(row_messages(row, name, where), name, row[name], where)
+    return Prompt(where, messages, category=category, tools=tools)
+
+
+def request_body(row: Any) -> Any:
+    """Return the request of a row of OpenAI's batch files; other rows unchanged."""
+    return row["body"] if isinstance(row, dict) and isinstance(row.get("body"), dict) else row
+
+
+def row_messages(row: Mapping[str, Any], name: str, where: str) -> list[Message]:
+    """Return a row's messages, the response included if the same field contains it."""
+    if name in MESSAGE_FIELDS or isinstance(row[name], list):
+        return with_columns(parse_messages(row[name], name, where), row, where)
+    return with_columns([user_turn(single_text(row, name, where))], row, where)
+
+
+def asked(messages: Sequence[Message], name: str, value: Any, where: str) -> tuple[Message, ...]:
+    """Return a conversation without the final response, which the target generates itself."""
+    messages = list(messages)
+    if messages and messages[-1]["role"] == "assistant":
+        messages.pop()
+    if not messages or messages[-1]["role"] not in ("user", "tool"):
+        raise wrong(where, name, "a conversation that ends with a user turn, or a user turn and its response", value)
+    return tuple(messages)
 
 
 def row_category(row: Mapping[str, Any], names: Sequence[str], where: str) -> str | None:
-    """Return a row's category: a string, or an integer as `datasets` stores class labels; None if absent or empty."""
+    """Return a row's category: a string, several of them, or a class label; None if absent or empty."""
     value = row.get(first_there(names, row) or "")
-    if value in (None, ""):
+    if value in (None, "", []):
         return None
     if isinstance(value, int) and not isinstance(value, bool):
         return str(value)
+    if isinstance(value, list):
+        return ", ".join(checked_text(each, "category", where) for each in value)
     return checked_text(value, "category", where)
 
 
@@ -83,37 +123,6 @@ def parse_turns(value: Any, name: str, where: str) -> list[str]:
     return [checked_text(turn, f"{name}[{i}]", where) for i, turn in enumerate(checked_list(value, name, where))]
 
 
-def parse_messages(value: Any, name: str, where: str) -> tuple[Message, ...]:
-    """Return the conversation in a field of a row, up to its last user turn."""
-    messages = parse_each_message(value, name, where)
-    if messages[-1]["role"] == "assistant":  # the target generates this response itself
-        messages.pop()
-    if not messages or messages[-1]["role"] != "user":
-        raise wrong(where, name, "a conversation that ends with a user turn, or a user turn and its response", value)
-    return tuple(messages)
-
-
-def parse_each_message(value: Any, name: str, where: str) -> list[Message]:
-    """Return all messages in a field of a row, without fields other than role and content."""
-    messages = []
-    for index, message in enumerate(checked_list(value, name, where)):
-        place = f"{name}[{index}]"
-        if not isinstance(message, dict) or message.get("role") not in ROLES:
-            raise wrong(where, place, f"an object with content and a role of {', '.join(ROLES)}", message)
-        content = checked_text(message.get("content"), f"{place}.content", where)
-        messages.append({"role": message["role"], "content": content})
-    return messages
-
-
-def user_turn(text: str) -> Message:
-    return {"role": "user", "content": text}
-
-
-def raw_text(text: str) -> Message:
-    """Return the message of a prompt that the target continues without a chat template; the only one of its prompt."""
-    return {"role": TEXT, "content": text}
-
-
 # Rows of files and datasets.
 
 Parsed = TypeVar("Parsed")
@@ -126,11 +135,27 @@ MAX_PLACES_SHOWN = 5
 ONE_OBJECT = "Write one JSON object per line."
 
 
-def load_rows(source: PromptSource, parse: Callable[[Any, str], Parsed | None]) -> list[Parsed]:
-    """Parse the first num_prompts rows of one source; UserError if no row remains."""
+def load_rows(
+    source: PromptSource, parse: Callable[[Any, str], Parsed | None], errors: RowErrors | None = None
+) -> list[Parsed]:
+    """Parse the first num_prompts rows of one source.
+
+    Args:
+        errors: Collects malformed rows; without it, they raise after the last row has been read.
+
+    Raises:
+        UserError: If the source cannot be read, rows are malformed, or no row remains.
+    """
+    found, parsed = errors or RowErrors(), []
     with closing(source_rows(source)) as rows:
-        parsed = [each for where, row in rows if (each := parse(row, where)) is not None]
-    if not parsed:
+        for where, row in rows:
+            if isinstance(row, RowError):
+                found.add(row)
+            elif (each := found.attempt(partial(parse, row, where))) is not None:
+                parsed.append(each)
+    if errors is None:
+        found.raise_any()
+    if not parsed and not found.by_kind:
         raise UserError(f"{source_name(source)}: contains no prompts. Use a source with at least one row.")
     return parsed
 
@@ -146,15 +171,15 @@ def source_name(source: PromptSource) -> str:
 
 
 def file_rows(path: Path, task: str | None = None) -> Rows:
-    """Yield the rows of a file: parquet by its extension, a .json file that contains a list, else JSON lines.
+    """Yield the rows of a parquet, arrow or csv file, of a .json file that contains a list, or of JSON lines.
 
-    Blank lines are skipped but counted.
+    Blank lines are skipped but counted. A line that is not JSON is yielded as the RowError that names it.
     """
     try:
         require_regular(path, hint="Pass a file of JSON lines.")
-        if path.suffix == ".parquet":
-            parquet = HubRows(name="parquet", data_files=str(path), split="train", streaming=True)
-            yield from opened_rows(parquet, str(path))
+        if path.suffix in (".parquet", ".arrow", ".csv"):
+            table = HubRows(name=path.suffix[1:], data_files=str(path), split="train", streaming=True)
+            yield from opened_rows(table, str(path))
         elif path.suffix == ".json" and begins_a_list(path):
             for index, row in enumerate(read_json(path, "Write the file again.", most_mib=LIST_MIB)):
                 yield f"{path}[{index}]", row
@@ -165,7 +190,7 @@ def file_rows(path: Path, task: str | None = None) -> Rows:
                     if len(line) > MOST_CHARACTERS:
                         raise UserError(f"{where}: has over {MOST_CHARACTERS:,} characters. {ONE_OBJECT}")
                     if line.strip():
-                        yield where, parse_json(line, where, ONE_OBJECT)
+                        yield where, parse_line(line, where)
     except OSError as error:
         fix = "Check the path of this prompt file."
         if task is not None:
@@ -174,6 +199,14 @@ def file_rows(path: Path, task: str | None = None) -> Rows:
         raise UserError(unreadable(path, error, fix)) from error
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: is not UTF-8 text ({error}). Save it as UTF-8 JSON lines.") from error
+
+
+def parse_line(line: str, where: str) -> Any:
+    """Return the value of a line of JSON, or the error that it is not JSON."""
+    try:
+        return parse_json(line, where, ONE_OBJECT)
+    except UserError as error:
+        return RowError(str(error), "not JSON")
 
 
 def begins_a_list(path: Path) -> bool:
@@ -221,7 +254,8 @@ def first_field(row: Any, fields: Sequence[str], where: str, *, example: str) ->
     field = first_there(fields, row)
     if field is None:
         known = ", ".join(name for name, value in row.items() if value is not None) or "no fields"
-        raise UserError(f"{where}: has none of the fields {', '.join(fields)}; it has {known}. Write e.g. {example}.")
+        kind = f"has none of the fields {', '.join(fields)}"
+        raise RowError(f"{where}: {kind}; it has {known}. Write e.g. {example}.", kind)
     return field
 
 
@@ -233,28 +267,6 @@ def first_there(fields: Sequence[str], row: Mapping[str, Any]) -> str | None:
 def require_object(row: Any, where: str, *, example: str) -> None:
     if not isinstance(row, dict):
         raise wrong(where, "the row", f"a JSON object, e.g. {example}", row)
-
-
-def checked_list(value: Any, name: str, where: str) -> list[Any]:
-    if not isinstance(value, list) or not value:
-        raise wrong(where, name, "a non-empty list", value)
-    return value
-
-
-def checked_text(value: Any, name: str, where: str) -> str:
-    """Return the value if it is a non-blank string without lone surrogates."""
-    if not isinstance(value, str) or not value.strip() or any("\ud800" <= char <= "\udfff" for char in value):
-        raise wrong(where, name, "a non-empty string of valid Unicode", value)
-    return value
-
-
-def wrong(where: str, name: str, expected: str, value: Any) -> UserError:
-    try:
-        shown = json.dumps(value, default=str)
-    except RecursionError:  # json.dumps has less stack left than json.loads had
-        shown = "a deeply nested value"
-    shown = shown if len(shown) <= 40 else f"{shown[:40]}…"
-    return UserError(f"{where}: {name} must be {expected}, got {shown}. Fix or delete this row.")
 
 
 # Rows of named tasks.
@@ -278,7 +290,7 @@ def task_prompt(task: Task, row: Any, where: str) -> Prompt:
             first, *later = parse_turns(row[field], field, where)
             messages = (user_turn(first),)
         else:
-            messages = parse_messages(row[field], field, where)
+            messages = asked(parse_messages(row[field], field, where), field, row[field], where)
     else:
         text = template_text(task, row, where)
         messages = (raw_text(text) if task.form == "text" else user_turn(text),)
@@ -295,7 +307,7 @@ def task_conversation(task: Task, row: Any, where: str) -> list[Message]:
     if task.form == "conversation":
         [names] = task.fields.values()
         field = task_field(task, names, row, where)
-        return parse_each_message(row[field], field, where)
+        return parse_messages(row[field], field, where)
     if task.form != "user" or not task.answer:
         raise UserError(
             f"{where}: rows of task {task.name} have no response. Let the target generate responses "
@@ -345,60 +357,7 @@ def example_row(task: Task) -> str:
     return json.dumps({fields[0]: "..." for name, fields in task.fields.items() if name not in task.optional})
 
 
-# Prompts as token ids.
-
-# Raised by Python inside a template: for 1 + "a", a missing field, a division by zero.
-TEMPLATE_FAULTS = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
-
-
-def render_prompt(tokenizer: "PreTrainedTokenizerBase", messages: Sequence[Message]) -> list[int]:
-    """Return the token ids that the target continues.
-
-    With a chat template, the rendered conversation with a generation prompt; only the template adds special tokens
-    then. Without one, or for raw text, the messages joined by blank lines, with the tokenizer's own special tokens.
-
-    Raises:
-        UserError: If the chat template fails for the conversation.
-    """
-    if not tokenizer.chat_template or messages[0]["role"] == TEXT:
-        return list(tokenizer("\n\n".join(message["content"] for message in messages))["input_ids"])
-    return render_chat(tokenizer, messages, add_generation_prompt=True)
-
-
-def render_chat(
-    tokenizer: "PreTrainedTokenizerBase", messages: Sequence[Message], *, add_generation_prompt: bool
-) -> list[int]:
-    """Return the token ids of a conversation rendered with the chat template; errors as for `chat_text`."""
-    text = chat_text(tokenizer, messages, add_generation_prompt=add_generation_prompt)
-    return list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
-
-
-def chat_text(tokenizer: "PreTrainedTokenizerBase", messages: Sequence[Message], *, add_generation_prompt: bool) -> str:
-    """Render a conversation with the chat template.
-
-    Raises:
-        UserError: If the chat template rejects the conversation or fails.
-    """
-    from jinja2 import TemplateError
-
-    try:
-        text = tokenizer.apply_chat_template(
-            list(messages), add_generation_prompt=add_generation_prompt, tokenize=False
-        )
-    except (TemplateError, *TEMPLATE_FAULTS) as error:
-        roles = ", ".join(message["role"] for message in messages)
-        raise UserError(
-            f"{tokenizer.name_or_path}: its chat template fails for the roles {roles}: {error}. Use an "
-            "order of roles that it accepts, or fix chat_template.jinja."
-        ) from error
-    return cast("str", text)
-
-
-def template_hash(tokenizer: "PreTrainedTokenizerBase") -> str:
-    """Return the sha256 of the chat template, or its absence, and the special tokens."""
-    template = tokenizer.get_chat_template() if tokenizer.chat_template else None
-    framing = {"template": template, "special_tokens": {k: str(v) for k, v in tokenizer.special_tokens_map.items()}}
-    return hashlib.sha256(json.dumps(framing, sort_keys=True).encode()).hexdigest()
+# Selection of prompts.
 
 
 class HasSource(Protocol):
@@ -429,16 +388,56 @@ def drop_too_long(prompts: Sequence[Sourced], lengths: Sequence[int], max_prompt
     return fitting
 
 
-def load_prompts(sources: Sequence[PromptSource]) -> list[Prompt]:
+def load_prompts(
+    sources: Sequence[PromptSource],
+    *,
+    chat_template_kwargs: Sequence[Mapping[str, Any]] = ({},),
+    errors: RowErrors | None = None,
+) -> list[Prompt]:
     """Load the prompts of every source, in order.
+
+    Args:
+        chat_template_kwargs: Arguments of the chat template; several are used in turn, one per row.
+        errors: As for `load_rows`.
 
     Raises:
         UserError: If a source is missing, unreadable or empty, or a row is not a prompt.
     """
-    return [prompt for source in sources for prompt in load_rows(source, parser_of(source))]
+    prompts = [prompt for source in sources for prompt in load_rows(source, parser_of(source), errors)]
+    return [
+        replace(prompt, chat_template_kwargs=kwargs) if kwargs else prompt
+        for prompt, kwargs in zip(prompts, cycle(chat_template_kwargs), strict=False)
+    ]
 
 
-def load_in_turn(sources: Sequence[PromptSource], *, most: int) -> list[Prompt]:
+def rendered(
+    tokenizer: "PreTrainedTokenizerBase", prompts: Sequence["Prompt"], errors: RowErrors | None = None
+) -> list[tuple["Prompt", list[int]]]:
+    """Return each prompt with its token ids.
+
+    Args:
+        errors: Collects prompts that the chat template rejects; without it, all of them raise one UserError.
+    """
+    found, pairs = errors or RowErrors(), []
+    for prompt in prompts:
+        ids = found.attempt(partial(render_row, tokenizer, prompt))
+        pairs += [] if ids is None else [(prompt, ids)]
+    if errors is None:
+        found.raise_any()
+    return pairs
+
+
+def render_row(tokenizer: "PreTrainedTokenizerBase", prompt: "Prompt") -> list[int]:
+    """Render a prompt; errors begin with its row."""
+    try:
+        return render_prompt(tokenizer, prompt)
+    except RowError as error:
+        raise RowError(f"{prompt.source}: {error}", error.kind) from error
+
+
+def load_in_turn(
+    sources: Sequence[PromptSource], *, most: int, chat_template_kwargs: Sequence[Mapping[str, Any]] = ({},)
+) -> list[Prompt]:
     """Load the prompts of every source, interleaved, so that the first few come from all of them.
 
     Args:
@@ -449,7 +448,7 @@ def load_in_turn(sources: Sequence[PromptSource], *, most: int) -> list[Prompt]:
         source if source.path or source.num_prompts else source.model_copy(update={"num_prompts": most})
         for source in sources
     ]
-    turns = zip_longest(*(load_prompts([source]) for source in bounded))
+    turns = zip_longest(*(load_prompts([source], chat_template_kwargs=chat_template_kwargs) for source in bounded))
     return [prompt for turn in turns for prompt in turn if prompt is not None]
 
 

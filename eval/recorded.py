@@ -26,6 +26,7 @@ from architectures.manifest import fingerprint_value
 from architectures.settings import MinP, RepetitionPenalty, Temperature, TopK, TopP
 from architectures.vocabulary_head import head_ids
 from eval.acceptance_rates import mean, steps_at
+from eval.chat import checked_text
 from eval.config import EvalConfig, requested_sampling
 from eval.decoding.sampling import (
     EXACT_GREEDY_DRAFT,
@@ -48,7 +49,7 @@ from eval.models import (
     text_config,
     tokenizer_identity,
 )
-from eval.prompts import checked_text, first_field, load_rows
+from eval.prompts import first_field, load_rows
 from eval.replay import (
     Array,
     DraftScore,

@@ -7,7 +7,7 @@ import fcntl
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from itertools import accumulate
 from pathlib import Path
 from typing import Annotated, Any, Literal, NotRequired, TypeVar
@@ -29,7 +29,8 @@ from architectures.files import (
 )
 from architectures.manifest import provenance
 from architectures.settings import WHOLE, Holding
-from eval.prompts import Message, Prompt
+from eval.chat import Message
+from eval.prompts import Prompt
 
 SETTINGS_NAME = "settings.json"
 REWRITTEN = "Delete this file and rerun its stage to write it again."
@@ -252,6 +253,7 @@ class Trace:
         response_ids: The response; ends with the stop token if finish_reason is "stop".
         response: The response as text, without special tokens.
         finish_reason: "length" if max_new_tokens ended it.
+        tools: Functions offered to the target, if any; like chat_template_kwargs, rendered into the prompt.
         response_logp: log p(y_t) in nats of every token under the distribution it was drawn from: after penalty,
             temperature and filters. None if greedy, and for sampled responses of earlier versions.
     """
@@ -268,6 +270,8 @@ class Trace:
     category: str | None = None
     task: str | None = None
     response_logp: tuple[LogProbability, ...] | None = None
+    tools: tuple[dict[str, Any], ...] = ()
+    chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.response_logp is not None and len(self.response_logp) != len(self.response_ids):
@@ -310,17 +314,16 @@ class DecodingSettings:
 
         The placement of the weights is left out, like the device; their number of bits is not: it makes another model.
         """
-        defaults = {field.name: field.default for field in fields(self)}  # MISSING if there is no default
+        defaults = {each.name: each.default for each in fields(self)}  # MISSING if there is no default
         values = {name: value for name, value in asdict(self).items() if name != "holding"}
         claimed = {name: value for name, value in values.items() if value != defaults[name]}
         return claimed | self.holding.claimed
 
 
 def prompt_record(prompt: Prompt) -> dict[str, Any]:
-    """Return the recorded form of a prompt; category and task only if set."""
-    return {
-        name: value for name, value in asdict(prompt).items() if name not in ("category", "task") or value is not None
-    }
+    """Return the recorded form of a prompt; optional fields only if set."""
+    optional = ("category", "task", "tools", "chat_template_kwargs")
+    return {name: value for name, value in asdict(prompt).items() if name not in optional or value}
 
 
 @dataclass(frozen=True)
@@ -334,6 +337,8 @@ class RecordedTurn:
     later_turns: tuple[str, ...]
     category: str | None
     task: str | None
+    tools: tuple[dict[str, Any], ...] = ()
+    chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def source(self) -> str:
@@ -356,7 +361,17 @@ def first_turns(prompts: Sequence[Prompt]) -> list[RecordedTurn]:
     """Return the first turn of each prompt; ids leave gaps for the later ones."""
     ids = accumulate((1 + len(prompt.later_turns) for prompt in prompts), initial=0)
     return [
-        RecordedTurn(first_id, prompt.source, 1, prompt.messages, prompt.later_turns, prompt.category, prompt.task)
+        RecordedTurn(
+            first_id,
+            prompt.source,
+            1,
+            prompt.messages,
+            prompt.later_turns,
+            prompt.category,
+            prompt.task,
+            prompt.tools,
+            prompt.chat_template_kwargs,
+        )
         for first_id, prompt in zip(ids, prompts, strict=False)  # the last sum is the number of all turns
     ]
 
@@ -395,7 +410,8 @@ def continues(earlier_ids: Sequence[int], later_ids: Sequence[int]) -> bool:
 
 def rows_of(traces: Sequence[Trace]) -> list[dict[str, Any]]:
     rows = [asdict(trace) for trace in sorted(traces, key=lambda trace: trace.id)]
-    return [{name: value for name, value in row.items() if (name, value) != ("response_logp", None)} for row in rows]
+    optional = ("response_logp", "tools", "chat_template_kwargs")
+    return [{name: value for name, value in row.items() if value or name not in optional} for row in rows]
 
 
 TRACE = TypeAdapter(Trace)

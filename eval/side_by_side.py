@@ -9,7 +9,7 @@ show their output after the same time.
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -23,12 +23,13 @@ from rich.text import Text
 from transformers import PreTrainedTokenizerBase
 
 from architectures.files import read_typed
+from eval.chat import user_turn
 from eval.decoding.kv_cache import open_sequencer
 from eval.decoding.sampling import Decoded, Seeds, row_seed
 from eval.decoding.speculative import DecodingRequest, Emitted, decode_steps
 from eval.lossless import Verification
 from eval.pair import LoadedPair
-from eval.prompts import Prompt, user_turn
+from eval.prompts import Prompt
 from eval.responses import Trace
 from eval.scorecard_schema import Record, write_record
 
@@ -201,7 +202,7 @@ def speedup(plain: "Runner", drafted: "Runner") -> str:
     return f"speedup {drafted.rate / plain.rate:.2f}x" if plain.rate and drafted.rate else ""
 
 
-def typed_prompts(console: Console) -> Iterator[Prompt]:
+def typed_prompts(console: Console, chat_template_kwargs: Mapping[str, Any]) -> Iterator[Prompt]:
     """Yield prompts from the keyboard or standard input until it ends or a line is empty."""
     number = 0
     while True:
@@ -212,7 +213,7 @@ def typed_prompts(console: Console) -> Iterator[Prompt]:
         if not line.strip():
             return
         number += 1
-        yield Prompt(f"standard input:{number}", (user_turn(line),))
+        yield Prompt(f"standard input:{number}", (user_turn(line),), chat_template_kwargs=chat_template_kwargs)
 
 
 @dataclass

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import AfterValidator, Field, TypeAdapter, ValidationInfo, WithJsonSchema, field_validator
+from pydantic import AfterValidator, Field, Json, TypeAdapter, ValidationInfo, WithJsonSchema, field_validator
 
 from architectures.errors import UserError
 from architectures.settings import Flag, Section
@@ -121,6 +121,12 @@ PromptWords = Annotated[
         description="A file of prompts, a task of `widedraft recipes --tasks`, or a task and a file of its rows.",
     ),
     Flag(metavar="FILE|TASK[=FILE]", is_repeated=True),
+]
+TemplateKwargs = Annotated[
+    Json[dict[str, Any]],
+    WithJsonSchema({"type": "string"}),
+    Field(description='Arguments of the chat template, such as {"enable_thinking": false}.'),
+    Flag(metavar="JSON", absent="none"),
 ]
 
 

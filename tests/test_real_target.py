@@ -21,10 +21,10 @@ def target() -> Path:
 
 @pytest.fixture(scope="module")
 def prompt_ids(target) -> list[int]:
+    from eval.chat import Turn, render_prompt
     from eval.models import load_tokenizer
-    from eval.prompts import render_prompt
 
-    return render_prompt(load_tokenizer(target), [{"role": "user", "content": QUESTION}])
+    return render_prompt(load_tokenizer(target), Turn(({"role": "user", "content": QUESTION},)))
 
 
 @pytest.fixture(scope="module")

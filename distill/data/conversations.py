@@ -1,29 +1,30 @@
 """Rows with given responses: conversations whose assistant turns are trained on unchanged. No torch.
 
-A row has one of five forms, tried in this order: `messages`, `conversation`, or a `prompt`, a `question` or an
-`instruction` (with an optional `input`) with a response, which is the first of `answer`, `completion`, `response` and
-`output`. Rows of a named task are parsed by the task.
+A row has `messages`, `conversations` or `conversation` with responses in it; or a `prompt`, a `question` or an
+`instruction` (with an optional `input`) with a response, which is the first of `answer`, `completion`, `response`,
+`output` and `chosen`; or only `chosen`, the preferred conversation. Rows of a named task are parsed by the task.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import cycle
 from typing import Any
 
-from architectures.errors import UserError
+from eval.chat import Message, RowError, RowErrors, Turn, assistant_turn, checked_text, parse_messages, parse_tools
 from eval.prompts import (
-    Message,
-    checked_text,
+    FIELDS,
+    MESSAGE_FIELDS,
+    RESPONSE_FIELDS,
     first_field,
+    first_there,
     load_rows,
-    parse_each_message,
-    single_text,
+    request_body,
+    row_messages,
     task_conversation,
-    user_turn,
 )
 from eval.tasks import TASKS, PromptSource
 
-QUESTION_FIELDS = ("messages", "conversation", "prompt", "question", "instruction")
-RESPONSE_FIELDS = ("answer", "completion", "response", "output")
+QUESTION_FIELDS = tuple(name for name in FIELDS if name != "turns")
 EXAMPLE = '{"prompt": "How many sides has a cube?", "answer": "Six."}'
 WRITTEN_INSTEAD = "or set data.responses to written: the target generates them"
 
@@ -34,11 +35,15 @@ class Conversation:
 
     Attributes:
         source: Its row, as "file.jsonl:12".
-        messages: Oldest first. The last is the assistant's, and each assistant turn follows a user's.
+        messages: Oldest first. The last is the assistant's, and each assistant turn follows a user's or a tool's.
+        tools: Functions offered to the assistant.
+        chat_template_kwargs: Further arguments of the chat template.
     """
 
     source: str
     messages: tuple[Message, ...]
+    tools: tuple[dict[str, Any], ...] = ()
+    chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def responses(self) -> list[int]:
@@ -50,14 +55,27 @@ class Conversation:
         """Messages before the first response."""
         return self.messages[: self.responses[0]]
 
+    def until(self, index: int) -> Turn:
+        """Return the messages before an index, to be rendered."""
+        return Turn(self.messages[:index], self.tools, self.chat_template_kwargs)
 
-def load_conversations(sources: Sequence[PromptSource]) -> list[Conversation]:
-    """Load the conversations of every source, in order.
+
+def load_conversations(
+    sources: Sequence[PromptSource],
+    *,
+    chat_template_kwargs: Sequence[Mapping[str, Any]] = ({},),
+    errors: RowErrors | None = None,
+) -> list[Conversation]:
+    """Load the conversations of every source, in order; arguments as for eval.prompts.load_prompts.
 
     Raises:
         UserError: If a source is missing, cannot be read, has no rows, or has a row that is no conversation.
     """
-    return [conversation for source in sources for conversation in load_rows(source, parser_of(source))]
+    loaded = [each for source in sources for each in load_rows(source, parser_of(source), errors)]
+    return [
+        replace(conversation, chat_template_kwargs=kwargs) if kwargs else conversation
+        for conversation, kwargs in zip(loaded, cycle(chat_template_kwargs), strict=False)
+    ]
 
 
 def parser_of(source: PromptSource) -> Callable[[Any, str], Conversation]:
@@ -68,32 +86,33 @@ def parser_of(source: PromptSource) -> Callable[[Any, str], Conversation]:
 
 
 def parse_conversation(row: Any, where: str) -> Conversation:
-    field = first_field(row, QUESTION_FIELDS, where, example=EXAMPLE)
-    if field in ("messages", "conversation"):
-        messages = parse_each_message(row[field], field, where)
-    else:
-        response = first_field(row, RESPONSE_FIELDS, where, example=f"{EXAMPLE}, {WRITTEN_INSTEAD}")
-        text = checked_text(row[response], response, where)
-        messages = [user_turn(single_text(row, field, where)), assistant_turn(text)]
-    return conversation_of(messages, where)
+    row = request_body(row)
+    name = first_field(row, QUESTION_FIELDS, where, example=EXAMPLE)
+    messages = row_messages(row, name, where)
+    if name not in (*MESSAGE_FIELDS, "chosen"):
+        response = first_there(RESPONSE_FIELDS, row)
+        if response is None and messages[-1]["role"] != "assistant":
+            first_field(row, RESPONSE_FIELDS, where, example=f"{EXAMPLE}, {WRITTEN_INSTEAD}")
+        elif response is not None and isinstance(row[response], list):
+            following = parse_messages(row[response], response, where)
+            if messages[0] in following:  # `chosen` of a preference row may repeat the prompt
+                messages = []
+            messages = [*messages, *following]
+        elif response is not None:
+            messages = [*messages, assistant_turn(checked_text(row[response], response, where))]
+    return conversation_of(messages, where, parse_tools(row, where))
 
 
-def conversation_of(messages: Sequence[Message], where: str) -> Conversation:
+def conversation_of(messages: Sequence[Message], where: str, tools: tuple[dict[str, Any], ...] = ()) -> Conversation:
     """Build a conversation up to the last response; strip responses of whitespace, which a target does not generate."""
     roles = [message["role"] for message in messages]
     follows = [before for before, role in zip([None, *roles], roles, strict=False) if role == "assistant"]
-    if not follows or set(follows) != {"user"}:
-        raise UserError(
-            f"{where}: messages must contain assistant turns, each after a user turn, got {', '.join(roles)}. Fix or "
-            f"delete this row, {WRITTEN_INSTEAD}."
-        )
+    if not follows or not set(follows) <= {"user", "tool"}:
+        kind = "messages must contain assistant turns, each after a user turn"
+        raise RowError(f"{where}: {kind}, got {', '.join(roles)}. Fix or delete this row, {WRITTEN_INSTEAD}.", kind)
     last = len(roles) - 1 - roles[::-1].index("assistant")
     learned = [
-        assistant_turn(message["content"].strip()) if message["role"] == "assistant" else message
+        message | {"content": message["content"].strip()} if message["role"] == "assistant" else message
         for message in messages[: last + 1]
     ]
-    return Conversation(where, tuple(learned))
-
-
-def assistant_turn(text: str) -> Message:
-    return {"role": "assistant", "content": text}
+    return Conversation(where, tuple(learned), tools)

@@ -9,12 +9,14 @@ Turns are located by renderings that are prefixes of each other: up to a turn an
 text is searched for markers.
 """
 
+import json
 import re
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from functools import partial
 from itertools import accumulate, groupby, pairwise, takewhile
 from pathlib import Path
 from typing import Any
@@ -27,12 +29,31 @@ from architectures.manifest import ResponseCounts, SplitCounts, fingerprint_toke
 from architectures.settings import WHOLE, Holding
 from architectures.sharing import ALONE, Share
 from architectures.target_files import stop_ids
-from distill.data.conversations import WRITTEN_INSTEAD, Conversation, assistant_turn, load_conversations
-from distill.data.training_data import count_responses, decoding_settings, drop_duplicates, hold_out
+from distill.data.conversations import WRITTEN_INSTEAD, Conversation, load_conversations
+from distill.data.training_data import (
+    count_responses,
+    decoding_settings,
+    drop_duplicates,
+    drop_evaluated,
+    hold_out,
+    report,
+)
 from distill.recipe.sections import DataConfig
+from eval.chat import (
+    CLOSE_THINK,
+    OPEN_THINK,
+    RowError,
+    RowErrors,
+    Turn,
+    assistant_turn,
+    chat_text,
+    render_chat,
+    renders,
+    user_turn,
+)
 from eval.decoding.generate import Kind, write_traces
 from eval.models import load_tokenizer, text_config
-from eval.prompts import Message, Prompt, drop_too_long, render_chat, user_turn
+from eval.prompts import Prompt, drop_too_long
 from eval.responses import (
     EVERY_FILE,
     ShardPart,
@@ -69,15 +90,26 @@ class Renderer:
             )
         self.stop_ids = stop_ids(target)
         self.vocab_size = text_config(target).vocab_size
-        self.lead_ids = self.find_lead()
+        self.leads: dict[str, tuple[int, ...]] = {}
+        self.lead({})
 
-    def find_lead(self) -> tuple[int, ...]:
-        """Return the template's tokens between the opening of a turn and the response: for Qwen3, empty thinking."""
-        asked = user_turn("?")
-        opening = render_chat(self.tokenizer, [asked], add_generation_prompt=True)
+    def lead(self, kwargs: Mapping[str, Any]) -> tuple[int, ...]:
+        """Return the tokens between the opening of a turn and a response without reasoning: Qwen3's empty thinking."""
+        key = json.dumps(kwargs, sort_keys=True, default=str)
+        if key not in self.leads:
+            self.leads[key] = self.find_lead(kwargs)
+        return self.leads[key]
+
+    def find_lead(self, kwargs: Mapping[str, Any]) -> tuple[int, ...]:
+        asked = (user_turn("?"),)
+        text = chat_text(self.tokenizer, Turn(asked, (), kwargs), add_generation_prompt=True)
+        opening = self.encode(text)
         x, y = (
-            render_chat(self.tokenizer, [asked, assistant_turn(text)], add_generation_prompt=False) for text in "xy"
+            render_chat(self.tokenizer, Turn((*asked, assistant_turn(text)), (), kwargs), add_generation_prompt=False)
+            for text in "xy"
         )
+        if opens_thinking(text):  # such a template renders a complete turn without the thinking
+            return ()
         if not continues(opening, x):
             raise UserError(
                 f"{self.target}: its chat template opens an assistant turn with {self.ending(opening)} but renders a "
@@ -87,27 +119,72 @@ class Renderer:
         shared = [token for token, _ in takewhile(lambda pair: pair[0] == pair[1], zip(x, y, strict=False))]
         return tuple(shared[len(opening) :])
 
-    def opening_ids(self, messages: Sequence[Message], where: str) -> list[int]:
-        return self.render(messages, where, add_generation_prompt=True)
+    def in_one_mode(self, conversation: Conversation) -> Conversation:
+        """Return a conversation whose held-out prompts are opened as its given responses are rendered.
 
-    def answered(self, messages: Sequence[Message], where: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Return the prompt of the last message, and the tokens of that message including the stop token.
+        Responses without reasoning are rendered after an empty <think>; `enable_thinking: false` opens a turn so.
+        """
+        first, kwargs = conversation.messages[conversation.responses[0]], conversation.chat_template_kwargs
+        lead = self.lead(kwargs)
+        if not lead or "reasoning_content" in first or CLOSE_THINK in first["content"]:
+            return conversation
+        thinking_off = replace(conversation, chat_template_kwargs={**kwargs, "enable_thinking": False})
+        opening, off = (self.opening_ids(each) for each in (conversation, thinking_off))
+        return thinking_off if off == [*opening, *lead] else conversation
+
+    def opening_ids(self, conversation: Conversation) -> list[int]:
+        """Return the prompt of the first response."""
+        turn = conversation.until(conversation.responses[0])
+        return self.render(turn, conversation.source, add_generation_prompt=True)
+
+    def answered(self, conversation: Conversation, index: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Return the prompt of a message, and the tokens of that message including the stop token.
 
         Raises:
-            UserError: If the template fails, or does not render the last message as a response.
+            RowError: If the template fails, or does not render the message as a response.
         """
-        opening = self.opening_ids(messages[:-1], where)
-        whole = self.render(messages, where, add_generation_prompt=False)
-        location = f"{where}: messages[{len(messages) - 1}]"
-        self.reject_stop_within(messages[-1]["content"], location)
+        where, message = conversation.source, conversation.messages[index]
+        location = f"{where}: messages[{index}]"
+        self.reject_stop_within(message["content"], location)
+        opening = self.render(conversation.until(index), where, add_generation_prompt=True)
+        whole = self.render(conversation.until(index + 1), where, add_generation_prompt=False)
+        if not continues(opening, whole) and opens_thinking(str(self.tokenizer.decode(opening))):
+            whole = self.with_thinking(conversation, index, location)
+        elif "reasoning_content" in message and not renders(self.tokenizer, "reasoning_content"):
+            kind = "its chat template does not render reasoning_content"
+            raise RowError(f"{location}: {self.target}: {kind}. Remove the field, {WRITTEN_INSTEAD}.", kind)
         if not continues(opening, whole):
-            raise UserError(
-                f"{location}: the chat template renders this turn without its generation prompt, ending in "
-                f"{self.ending(whole)}. Fix the row or the template, {WRITTEN_INSTEAD}."
+            kind = "the chat template renders this turn without its generation prompt"
+            raise RowError(
+                f"{location}: {kind}, ending in {self.ending(whole)}. Fix the row or the template, {WRITTEN_INSTEAD}.",
+                kind,
             )
-        start = len(opening) + (len(self.lead_ids) if continues(self.lead_ids, whole[len(opening) :]) else 0)
+        lead = self.lead(conversation.chat_template_kwargs)
+        start = len(opening) + (len(lead) if continues(lead, whole[len(opening) :]) else 0)
         end = self.end_of_response(whole, start, location)
         return tuple(whole[:start]), tuple(whole[start:end])
+
+    def with_thinking(self, conversation: Conversation, index: int, location: str) -> list[int]:
+        """Render a response behind the <think> that the template opens, which it drops from complete turns.
+
+        Raises:
+            RowError: If the message has no reasoning.
+        """
+        message = conversation.messages[index]
+        reasoning, mark, content = message["content"].rpartition(CLOSE_THINK)
+        reasoning = message.get("reasoning_content", reasoning.partition(OPEN_THINK)[2] if mark else "")
+        if not reasoning.strip():
+            kind = "has no reasoning, but the chat template opens each response with <think>"
+            raise RowError(f"{location} {kind}. Add reasoning_content, {WRITTEN_INSTEAD}.", kind)
+        content = content.lstrip()
+        plain = replace(conversation, messages=(*conversation.messages[:index], assistant_turn(content)))
+        whole = chat_text(self.tokenizer, plain.until(index + 1), add_generation_prompt=False)
+        ending = whole[whole.rfind(content) + len(content) :]
+        opening = chat_text(self.tokenizer, plain.until(index), add_generation_prompt=True)
+        return self.encode(f"{opening}{reasoning.strip()}\n{CLOSE_THINK}\n\n{content}{ending}")
+
+    def encode(self, text: str) -> list[int]:
+        return list(self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
 
     def end_of_response(self, whole: Sequence[int], start: int, location: str) -> int:
         """Return the end of the response that begins at start, its stop token included."""
@@ -121,26 +198,52 @@ class Renderer:
             f"Set the right ones as eos_token_id in {self.target / 'generation_config.json'}, {WRITTEN_INSTEAD}."
         )
 
-    def render(self, messages: Sequence[Message], where: str, *, add_generation_prompt: bool) -> list[int]:
+    def render(self, turn: Turn, where: str, *, add_generation_prompt: bool) -> list[int]:
         try:
-            ids = render_chat(self.tokenizer, messages, add_generation_prompt=add_generation_prompt)
-        except UserError as error:
-            raise UserError(f"{where}: {error}") from error
+            ids = render_chat(self.tokenizer, turn, add_generation_prompt=add_generation_prompt)
+        except RowError as error:
+            raise RowError(f"{where}: {error}", error.kind) from error
         require_rows_for_row(ids, self.target, self.vocab_size, where)
         return ids
 
     def reject_stop_within(self, response: str, location: str) -> None:
-        """Raise UserError if a response contains a stop token: the target would have stopped there."""
+        """Raise RowError if a response contains a stop token: the target would have stopped there."""
         ids = self.tokenizer(response, add_special_tokens=False)["input_ids"]
         within = [each for each in ids if each in self.stop_ids]
         if within:
-            raise UserError(
-                f"{location}.content contains {self.tokenizer.decode(within[:1])!r}, a stop token of this target. "
-                "Fix or delete this row."
-            )
+            kind = f"contains {self.tokenizer.decode(within[:1])!r}, a stop token of this target"
+            raise RowError(f"{location}.content {kind}. Fix or delete this row.", kind)
 
     def ending(self, ids: Sequence[int]) -> str:
         return repr(self.tokenizer.decode(list(ids[-SHOWN:])))
+
+
+def opens_thinking(opening: str) -> bool:
+    return opening.rstrip().endswith(OPEN_THINK)
+
+
+def read_conversations(
+    renderer: Renderer, config: DataConfig, malformed: RowErrors
+) -> list[tuple[Conversation, list[int]]]:
+    """Return each conversation of the data with the prompt ids of its first response; all its turns can be rendered.
+
+    Raises:
+        UserError: If a source cannot be read, or rows are malformed unless `malformed` skips them.
+    """
+    loaded = load_conversations(config.prompts, chat_template_kwargs=config.chat_template_kwargs, errors=malformed)
+    found = []
+    for conversation in loaded:
+        checked = malformed.attempt(partial(checked_conversation, renderer, conversation))
+        found += [] if checked is None else [checked]
+    malformed.raise_any()
+    return found
+
+
+def checked_conversation(renderer: Renderer, conversation: Conversation) -> tuple[Conversation, list[int]]:
+    conversation = renderer.in_one_mode(conversation)
+    for index in conversation.responses:
+        renderer.answered(conversation, index)
+    return conversation, renderer.opening_ids(conversation)
 
 
 def collect_given(
@@ -172,14 +275,15 @@ def collect_given(
         UserError: If a row is no conversation, there are too few to hold some out, the chat template does not delimit
             responses, or out contains responses of other inputs.
     """
-    conversations = load_conversations(config.prompts)
-    renderer = Renderer(target)
-    distinct = drop_duplicates(conversations)
+    renderer, malformed = Renderer(target), RowErrors(skip=config.malformed == "skip")
+    pairs = read_conversations(renderer, config, malformed)
+    report(malformed)
+    ids = {id(conversation): tuple(own) for conversation, own in pairs}
+    distinct = drop_duplicates([conversation for conversation, _ in pairs])
     max_prompt_len = config.max_seq_len - 1  # turns after more tokens are dropped and counted
-    lengths = [len(renderer.opening_ids(each.question, each.source)) for each in distinct]
-    fitting = drop_too_long(distinct, lengths, max_prompt_len)
+    fitting = drop_too_long(distinct, [len(ids[id(each)]) for each in distinct], max_prompt_len)
     drawn, held_out = hold_out(fitting, config.num_eval_prompts, seed=seed, least_left=1 if to_train_on else 0)
-    train = drop_evaluated(drawn, held_out) if to_train_on else []
+    train = drop_evaluated(drawn, held_out, ids) if to_train_on else []
     questions = [prompt for conversation in held_out for prompt in prompts_of(conversation)]
     decoding = decoding_settings(config, seed=seed, dtype=dtype, holding=holding)
     how = {"generated_by": generated_by, "part": part, "share": share}
@@ -190,13 +294,14 @@ def collect_given(
     if share.lead(lambda: missing_shards(out, ["eval"])):
         return None
     learned, num_left_out = count_given(out, train)
-    asked, num_unanswered = count_responses(out, "eval", questions)
+    asked, num_unanswered = count_responses(out, "eval", questions, renderer.tokenizer)
     return {
-        "prompts": len(conversations),
+        "prompts": len(pairs),
         "self_written": 0,
-        "duplicates": len(conversations) - len(distinct),
+        "duplicates": len(pairs) - len(distinct),
         "too_long": len(distinct) - len(fitting) + num_left_out + num_unanswered,
         "asked_in_eval": len(drawn) - len(train) if to_train_on else 0,
+        "malformed": malformed.counts,
         "train": learned,
         "eval": asked,
     }
@@ -204,7 +309,12 @@ def collect_given(
 
 def prompts_of(conversation: Conversation) -> list[Prompt]:
     return [
-        Prompt(turn_source(conversation, number), conversation.messages[:index])
+        Prompt(
+            turn_source(conversation, number),
+            conversation.messages[:index],
+            tools=conversation.tools,
+            chat_template_kwargs=conversation.chat_template_kwargs,
+        )
         for number, index in enumerate(conversation.responses, start=1)
     ]
 
@@ -212,24 +322,6 @@ def prompts_of(conversation: Conversation) -> list[Prompt]:
 def turn_source(conversation: Conversation, number: int) -> str:
     """Return the row, with the number of the response unless it is the first."""
     return conversation.source if number == 1 else f"{conversation.source}#{number}"
-
-
-def drop_evaluated(train: Sequence[Conversation], held_out: Sequence[Conversation]) -> list[Conversation]:
-    """Return the conversations that do not begin with the prompt of a held-out one; raise UserError if none do."""
-    asked = {fingerprint_value(each.question) for each in held_out}
-    fresh = [each for each in train if fingerprint_value(each.question) not in asked]
-    if not fresh:
-        raise UserError(
-            f"All {len(train)} training conversations begin with the question of a held-out one. "
-            "Hold out fewer with data.num_eval_prompts, or add conversations."
-        )
-    if len(fresh) < len(train):
-        print(
-            f"{len(train) - len(fresh)} of {len(train)} conversations begin with the question of a held-out one and "
-            "are dropped",
-            file=sys.stderr,
-        )
-    return fresh
 
 
 def count_given(out: Path, conversations: Sequence[Conversation]) -> tuple[SplitCounts, int]:
@@ -322,14 +414,19 @@ def write_each(
 
 def traces_of(conversation: Conversation, renderer: Renderer, *, first_id: int) -> Iterator[Trace]:
     for number, index in enumerate(conversation.responses, start=1):
-        messages = conversation.messages[: index + 1]
-        prompt_ids, response_ids = renderer.answered(messages, conversation.source)
+        prompt_ids, response_ids = renderer.answered(conversation, index)
+        message = conversation.messages[index]
+        text = message["content"]
+        if {"tool_calls", "reasoning_content"} & message.keys():
+            text = renderer.tokenizer.decode(list(response_ids), skip_special_tokens=True)
         yield Trace(
             id=first_id + number - 1,
             source=turn_source(conversation, number),
-            messages=messages[:-1],
+            messages=conversation.messages[:index],
             prompt_ids=prompt_ids,
             response_ids=response_ids,
-            response=messages[-1]["content"],
+            response=str(text),
             finish_reason="stop",
+            tools=conversation.tools,
+            chat_template_kwargs=conversation.chat_template_kwargs,
         )

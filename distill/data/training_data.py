@@ -11,9 +11,10 @@ Source: Xu et al. 2024, "Magpie: Alignment Data Synthesis from Scratch by Prompt
 
 import random
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
+from itertools import cycle
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -26,6 +27,7 @@ from architectures.settings import WHOLE, Holding
 from architectures.sharing import ALONE, Share
 from distill.data.conversations import Conversation
 from distill.recipe.sections import DataConfig
+from eval.chat import CLOSE_THINK, OPEN_THINK, RowErrors, Turn, chat_text, template_hash, user_turn
 from eval.decoding.cuda_graphs import generation_opener
 from eval.decoding.generate import Kind, LocalGenerator, claimed_draws, derive_seed, within_context, write_traces
 from eval.decoding.kv_cache import Opener
@@ -33,11 +35,12 @@ from eval.decoding.sampling import Limits, Sampling
 from eval.decoding.speculative import plain_decode
 from eval.large_targets import load_target
 from eval.models import context_length_of, load_tokenizer, stop_token_ids
-from eval.prompts import Prompt, chat_text, drop_too_long, load_prompts, render_prompt, template_hash, user_turn
+from eval.prompts import Prompt, drop_too_long, load_prompts, rendered
 from eval.responses import (
     EVERY_FILE,
     DecodingSettings,
     ShardPart,
+    Trace,
     claim_shards,
     missing_shards,
     read_shard,
@@ -46,6 +49,7 @@ from eval.responses import (
 )
 
 NAME = "self-written"
+OPENING_TOKENS = 16  # of a prompt, among which a template may open <think>
 SENTINEL = "widedraftusertext"
 CANDIDATES_PER_PROMPT = 4  # maximum number sampled per requested prompt, before the last shard is filled up
 MIN_CHARACTERS = 10
@@ -60,6 +64,7 @@ class SelfWriting:
         shard_size: Candidates per shard, the unit of resumption.
         max_new_tokens: Longer candidates are dropped.
         holding: Of the target; only its bits are recorded in `claimed`.
+        chat_template_kwargs: For the responses to these prompts, one per prompt in turn.
     """
 
     seed: int
@@ -70,10 +75,12 @@ class SelfWriting:
     temperature: float = 1.0
     top_p: float = 0.95
     holding: Holding = WHOLE
+    chat_template_kwargs: Sequence[Mapping[str, Any]] = ({},)
 
     @property
     def claimed(self) -> dict[str, Any]:
-        values = {name: value for name, value in asdict(self).items() if name != "holding"}
+        unclaimed = ("holding", "chat_template_kwargs")
+        values = {name: value for name, value in asdict(self).items() if name not in unclaimed}
         return values | self.holding.claimed
 
 
@@ -115,8 +122,10 @@ def write_own_prompts(target: Path, count: int, out: Path, settings: SelfWriting
     paths = share.lead(lambda: claim_shards(out, NAME, record, num_shards=num_shards))
     texts = distinct_texts(writer, paths, count, share)
     prompts = [
-        Prompt(f"{NAME}:{number}", (user_turn(text),))
-        for number, text in enumerate(track(texts, description=f"{NAME} prompts", total=count), start=1)
+        Prompt(f"{NAME}:{number}", (user_turn(text),), chat_template_kwargs=kwargs)
+        for number, (text, kwargs) in enumerate(
+            zip(track(texts, description=f"{NAME} prompts", total=count), cycle(settings.chat_template_kwargs)), start=1
+        )
     ]
     if len(prompts) < count:
         attempts = len(paths) * settings.shard_size
@@ -147,11 +156,11 @@ def find_user_turn(tokenizer: PreTrainedTokenizerBase, target: Path) -> UserTurn
             f"{target}: has no chat template, so it cannot generate prompts as the user. "
             "Set data.self_written_prompts to 0 and set data.prompts, or use a chat model as target."
         )
-    rendered = chat_text(tokenizer, [user_turn(SENTINEL)], add_generation_prompt=True)  # including its end
-    opening, *others = rendered.split(SENTINEL)
+    text = chat_text(tokenizer, Turn((user_turn(SENTINEL),)), add_generation_prompt=True)  # including its end
+    opening, *others = text.split(SENTINEL)
     if not opening or len(others) != 1 or not others[0].strip():
         raise UserError(
-            f"{target}: its chat template does not mark where the user's text begins and ends: {rendered!r}. "
+            f"{target}: its chat template does not mark where the user's text begins and ends: {text!r}. "
             "Set data.self_written_prompts to 0 and set data.prompts."
         )
     ending = others[0].strip().splitlines()[0]
@@ -312,34 +321,45 @@ def generate_responses(
 
     Returns:
         None while files of other parts are missing, else counts for the manifest: prompts, self_written, duplicates,
-        too_long; under "train" and "eval" prompts, responses and response_tokens. A prompt of several turns has several
-        responses; too_long counts turns without one.
+        too_long, asked_in_eval (dropped because they render to the tokens of a held-out prompt) and malformed, by
+        kind; under "train" and "eval" prompts, responses, response_tokens and ended_by_length. A prompt of several
+        turns has several responses; too_long counts turns without one.
 
     Raises:
         UserError: If there are no prompts, too few to hold some out, or out contains responses of other inputs.
     """
-    named = load_prompts(config.prompts)  # first, so that a bad row fails before any work
+    # First, so that a malformed row fails before any work.
+    malformed = RowErrors(skip=config.malformed == "skip")
+    named = load_prompts(config.prompts, chat_template_kwargs=config.chat_template_kwargs, errors=malformed)
+    tokenizer = load_tokenizer(target)
+    pairs = rendered(tokenizer, named, malformed)
+    malformed.raise_any()
+    report(malformed)
+
     held = {"holding": holding, "share": share}
     written = write_own_prompts_if_configured(target, config, out, seed=seed, dtype=dtype, **held)
-    prompts = [*named, *written]
-    distinct = drop_duplicates(prompts)
+    pairs += rendered(tokenizer, written)
+    ids = {id(prompt): tuple(own) for prompt, own in pairs}
+    distinct = drop_duplicates([prompt for prompt, _ in pairs])
     settings = within_context(target, decoding_settings(config, seed=seed, dtype=dtype, holding=holding))
-    tokenizer = load_tokenizer(target)
-    lengths = [len(render_prompt(tokenizer, prompt.messages)) for prompt in distinct]
-    fitting = drop_too_long(distinct, lengths, settings.max_prompt_len)
-    train, held_out = hold_out(fitting, config.num_eval_prompts, seed=seed, least_left=1 if to_train_on else 0)
+    fitting = drop_too_long(distinct, [len(ids[id(prompt)]) for prompt in distinct], settings.max_prompt_len)
+    drawn, held_out = hold_out(fitting, config.num_eval_prompts, seed=seed, least_left=1 if to_train_on else 0)
+    train = drop_evaluated(drawn, held_out, ids) if to_train_on else []
     answered = {"eval": held_out, "train": train} if to_train_on else {"eval": held_out}
     for name, split in answered.items():
         write_traces(target, split, out, settings, name=name, generated_by=generated_by, share=share, part=part)
     if share.lead(lambda: missing_shards(out, list(answered))):
         return None
-    counts = {"train": NO_RESPONSES, **{name: count_responses(out, name, split) for name, split in answered.items()}}
+    counted = {name: count_responses(out, name, split, tokenizer) for name, split in answered.items()}
+    counts = {"train": NO_RESPONSES, **counted}
     num_left_out = sum(left_out for _, left_out in counts.values())
     return {
-        "prompts": len(prompts),
+        "prompts": len(pairs),
         "self_written": len(written),
-        "duplicates": len(prompts) - len(distinct),
+        "duplicates": len(pairs) - len(distinct),
         "too_long": len(distinct) - len(fitting) + num_left_out,
+        "asked_in_eval": len(drawn) - len(train) if to_train_on else 0,
+        "malformed": malformed.counts,
         "train": counts["train"][0],
         "eval": counts["eval"][0],
     }
@@ -358,7 +378,9 @@ def write_own_prompts_if_configured(
     if config.self_written_prompts == 0:
         return []
     sizes = {"batch_size": config.batch_size, "shard_size": config.shard_size}
-    settings = SelfWriting(seed=seed, dtype=dtype, **sizes, holding=holding)
+    settings = SelfWriting(
+        seed=seed, dtype=dtype, **sizes, holding=holding, chat_template_kwargs=config.chat_template_kwargs
+    )
     return write_own_prompts(target, config.self_written_prompts, out, settings, share)
 
 
@@ -376,9 +398,64 @@ def decoding_settings(config: DataConfig, *, seed: int, dtype: str, holding: Hol
     )
 
 
-def count_responses(out: Path, name: str, prompts: Sequence[Prompt]) -> tuple[SplitCounts, int]:
-    """Count the responses on disk, and the prompts' turns without one."""
+def drop_evaluated(train: Sequence[Row], held_out: Sequence[Row], ids: Mapping[int, tuple[int, ...]]) -> list[Row]:
+    """Return the rows to train on whose first prompt is not that of a held-out one, compared by rendered token ids.
+
+    Args:
+        ids: Of the first prompt of each row, by `id(row)`.
+
+    Raises:
+        UserError: If none is left.
+    """
+    evaluated = {ids[id(each)] for each in held_out}
+    fresh = [each for each in train if ids[id(each)] not in evaluated]
+    if train and not fresh:
+        raise UserError(
+            f"All {len(train)} training prompts render to the tokens of a held-out one. "
+            "Hold out fewer with data.num_eval_prompts, or add prompts."
+        )
+    if len(fresh) < len(train):
+        print(
+            f"{len(train) - len(fresh)} of {len(train)} training prompts render to the tokens of a held-out one and "
+            "are dropped",
+            file=sys.stderr,
+        )
+    return fresh
+
+
+def report(malformed: RowErrors) -> None:
+    """Print malformed rows that are skipped."""
+    if malformed.counts:
+        print(f"{malformed.summary()}\ndata.malformed=skip: left out", file=sys.stderr)
+
+
+MAX_CUT_THINKING = 0.3  # share of responses whose reasoning max_new_tokens cuts, above which a warning is due
+
+
+def count_responses(
+    out: Path, name: str, prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase
+) -> tuple[SplitCounts, int]:
+    """Count the responses on disk, how they ended, and the prompts' turns without one."""
     traces = read_traces(out, name)
     num_tokens = sum(len(trace.response_ids) for trace in traces)
-    counts = SplitCounts(prompts=len(prompts), responses=len(traces), response_tokens=num_tokens)
+    cut = [trace for trace in traces if trace.finish_reason == "length"]
+    counts = SplitCounts(
+        prompts=len(prompts), responses=len(traces), response_tokens=num_tokens, ended_by_length=len(cut)
+    )
+    if cut:
+        print(f"{name}: {len(cut)} of {len(traces)} responses ended by data.max_new_tokens", file=sys.stderr)
+    thinking = sum(is_thinking(trace, tokenizer) for trace in cut)
+    if thinking > MAX_CUT_THINKING * len(traces):
+        print(
+            f"warning: {name}: {thinking} of {len(traces)} responses end inside their reasoning. Raise "
+            "data.max_new_tokens, or set data.chat_template_kwargs={enable_thinking: false}.",
+            file=sys.stderr,
+        )
     return counts, sum(1 + len(prompt.later_turns) for prompt in prompts) - len(traces)
+
+
+def is_thinking(trace: Trace, tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Return True if a response ends inside a <think> that it or its prompt opened."""
+    opening = str(tokenizer.decode(list(trace.prompt_ids[-OPENING_TOKENS:])))
+    text = opening[max(opening.rfind(OPEN_THINK), 0) :] + trace.response
+    return text.rfind(OPEN_THINK) > text.rfind(CLOSE_THINK)

@@ -24,7 +24,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -45,10 +45,10 @@ from distill.process import report_user_errors
 from distill.recipe.recipe import Recipe, load_recipe
 from distill.run import Run
 from distill.teacher_cache import TeacherCache
+from eval.chat import render_prompt
 from eval.decoding.sampling import Limits, Sampling, Seeds, Speculation, row_seed
 from eval.decoding.speculative import DecodingRequest, Emitted, decode_steps
 from eval.models import load_model, load_tokenizer, shared_vocab_size, stop_token_ids
-from eval.prompts import render_prompt
 from eval.replay import Accepts, replay_response, response_logits, rule_name
 from eval.responses import Trace, read_traces
 from eval.stream import open_stream
@@ -492,7 +492,8 @@ def requests_of(run: Run, *, first: int, world: int) -> Iterator[OnlineRequest]:
     for request in open_stream(online.stream, seed=recipe.seed, start=first):
         if (request.number - first) % world:
             continue
-        prompt_ids = render_prompt(tokenizer, request.prompt.messages)
+        kwargs = recipe.data.chat_template_kwargs[request.number % len(recipe.data.chat_template_kwargs)]
+        prompt_ids = render_prompt(tokenizer, replace(request.prompt, chat_template_kwargs=kwargs))
         max_new_tokens = min(recipe.data.max_seq_len - len(prompt_ids), recipe.data.max_new_tokens)
         if max_new_tokens < 1:
             raise UserError(

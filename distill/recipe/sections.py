@@ -6,11 +6,12 @@ them.
 """
 
 import re
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import BeforeValidator, Field, ValidationInfo, WithJsonSchema, field_validator
 
 from architectures.compatibility import EngineName, TensorParallel
 from architectures.errors import UserError
@@ -31,7 +32,6 @@ from eval.tasks import PromptSource
 
 # Composer's time strings, without `sec` and `iter`: `dur` intervals never trigger when training is limited in seconds,
 # and an iteration of unset length never ends.
-# is limited in seconds, and an iteration whose length nobody set never ends.
 #
 # The number of digits is bounded so that no value is infinite, and no fraction rounds to zero.
 WHOLE = r"[1-9](?:_?[0-9]){0,14}(?:e[0-9]|e1[0-5])?"
@@ -71,6 +71,18 @@ def split_time(time: str) -> tuple[float, str]:
     return float(match[1]), match[2]
 
 
+def as_list(value: Any) -> Any:
+    return (value,) if isinstance(value, Mapping) else value
+
+
+ChatTemplateKwargs = Annotated[
+    tuple[dict[str, Any], ...],
+    BeforeValidator(as_list),
+    Field(min_length=1, strict=False),
+    WithJsonSchema({"anyOf": [{"type": "object"}, {"type": "array", "minItems": 1, "items": {"type": "object"}}]}),
+]
+
+
 class DataConfig(Section):
     """Prompts and responses. Needs prompts, self_written_prompts, or both.
 
@@ -91,6 +103,16 @@ class DataConfig(Section):
     temperature: Temperature = Field(default=0.0, description="Sampling temperature of the responses; 0 is greedy.")
     top_p: float = Field(default=1.0, gt=0, le=1, description="Nucleus sampling; 1 samples from all tokens.")
     batch_size: BatchSize = Field(default=48, description="Batch size of generation.")
+    malformed: Literal["error", "skip"] = Field(
+        default="error",
+        description="Malformed rows of prompts: error: reported together, with the first examples of each kind; skip: "
+        "left out and counted in the manifest.",
+    )
+    chat_template_kwargs: ChatTemplateKwargs = Field(
+        default=({},),
+        description="Arguments of the chat template, such as {enable_thinking: false}; of a list of them, one per row "
+        "in turn.",
+    )
 
     @property
     def shard_size(self) -> int:

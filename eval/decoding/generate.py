@@ -20,13 +20,14 @@ from architectures.console import Advance, no_progress, progress
 from architectures.errors import UserError
 from architectures.manifest import fingerprint_checkpoint, fingerprint_value
 from architectures.sharing import ALONE, Share
+from eval.chat import render_prompt, template_hash
 from eval.decoding.cuda_graphs import generation_opener
 from eval.decoding.kv_cache import Opener
 from eval.decoding.sampling import DRAWS, Decoded, Limits, Sampling
 from eval.decoding.speculative import DecodingRequest, Emitted, decode_steps
 from eval.large_targets import load_target
 from eval.models import context_length_of, load_tokenizer, stop_token_ids, text_config, tokenizer_identity
-from eval.prompts import Prompt, drop_too_long, render_prompt, template_hash
+from eval.prompts import Prompt, drop_too_long, rendered
 from eval.responses import (
     EVERY_FILE,
     DecodingSettings,
@@ -81,7 +82,7 @@ def write_traces(
     """
     settings, tokenizer = within_context(target, settings), load_tokenizer(target)
     generator = (generated_by or LocalGenerator)(target, tokenizer, settings, name=name, share=share)
-    lengths = [len(render_prompt(tokenizer, prompt.messages)) for prompt in prompts]
+    lengths = [len(ids) for _, ids in rendered(tokenizer, prompts)]
     turns = first_turns(drop_too_long(prompts, lengths, settings.max_prompt_len))
     chunks = [turns[start : start + settings.shard_size] for start in range(0, len(turns), settings.shard_size)]
     record = {
@@ -209,7 +210,7 @@ class LocalGenerator:
             yield from self.generate_batch(fitting[start : start + self.settings.batch_size])
 
     def render(self, turn: RecordedTurn) -> list[int]:
-        ids = render_prompt(self.tokenizer, turn.messages)
+        ids = render_prompt(self.tokenizer, turn)
         require_rows_for_row(ids, self.target, self.vocab_size, turn.source)
         return ids
 
@@ -251,6 +252,8 @@ class LocalGenerator:
             finish_reason="stop" if decoded.stopped else "length",
             category=turn.category,
             task=turn.task,
+            tools=turn.tools,
+            chat_template_kwargs=turn.chat_template_kwargs,
             response_logp=tuple(round(logp, LOGP_DIGITS) for logp in decoded.logp) or None,
         )
 

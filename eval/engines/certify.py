@@ -27,7 +27,7 @@ from architectures.settings import (
     flag_of,
 )
 from eval.engines.certificate import Certificate, Engine, EngineRun, Speed, pooled, write_certificate
-from eval.tasks import PromptWords
+from eval.tasks import PromptWords, TemplateKwargs
 
 FILES = {"llama.cpp": "`widedraft export --gguf`", "openvino": "`optimum-cli export openvino`"}
 PACKAGES = {"vllm": "vLLM", "llama.cpp": "xllamacpp", "openvino": "openvino-genai"}
@@ -56,6 +56,7 @@ class CertifySettings(Section):
     revision: Revision = "main"
     tensor_parallel: TensorParallel = 1
     prompts: PromptWords = ()
+    chat_template_kwargs: TemplateKwargs = Field(default="{}", validate_default=True)
     num_prompts: Annotated[int, Field(ge=24, le=MOST, description="Prompts.")] = 24
     max_new_tokens: MaxScoredTokens = 64
     num_speculative_tokens: NumSpeculativeTokens = 3
@@ -149,6 +150,7 @@ def make_certificate(settings: CertifySettings, target: Path, draft: Path, *, th
     from architectures.manifest import processor_name
     from architectures.target_files import TEMPLATES, TOKENIZERS, bytes_below
     from architectures.vocabulary import CONFIG_KEY
+    from eval.chat import TEXT, render_prompt
     from eval.engines.runs import (
         MIN_PROMPTS,
         AssistedGeneration,
@@ -163,7 +165,6 @@ def make_certificate(settings: CertifySettings, target: Path, draft: Path, *, th
     from eval.engines.worker import decode_all
     from eval.models import load_model, load_tokenizer, stop_token_ids
     from eval.pair import prompts_of
-    from eval.prompts import TEXT, render_prompt
 
     # Prompts, all of one kind, rendered by the target's own tokenizer and template.
     if CONFIG_KEY in read_config(draft):
@@ -171,14 +172,16 @@ def make_certificate(settings: CertifySettings, target: Path, draft: Path, *, th
             f"{draft}: outputs a reduced vocabulary, which no engine loads. Certify an exported form: widedraft export "
             f"{draft} --form whole --to DIR."
         )
-    prompts = prompts_of(settings.prompts, settings.num_prompts)
+    prompts = prompts_of(settings.prompts, settings.num_prompts, settings.chat_template_kwargs)
     raw = {prompt.messages[0]["role"] == TEXT for prompt in prompts}
     if len(prompts) < MIN_PROMPTS or len(raw) > 1:
         raise UserError(
             f"--prompts: {MIN_PROMPTS} prompts are needed, either all or none raw text, got {len(prompts)}. Use others."
         )
+    if any(prompt.tools for prompt in prompts):
+        raise UserError("--prompts: rows with tools are not supported by certify. Use others.")
     tokenizer, own = load_tokenizer(target), own_tokens(target, draft)
-    ids = [render_prompt(tokenizer, prompt.messages) for prompt in prompts]
+    ids = [render_prompt(tokenizer, prompt) for prompt in prompts]
 
     # The engine decodes each greedily without and with the draft, interleaved, and with the target as its own draft.
     is_chat = bool(tokenizer.chat_template) and raw == {False}
@@ -188,6 +191,7 @@ def make_certificate(settings: CertifySettings, target: Path, draft: Path, *, th
         "draft": str((settings.draft_file or draft).resolve()),
         "conversations": [[{**message, **role} for message in prompt.messages] for prompt in prompts],
         "is_chat": is_chat,
+        "chat_template_kwargs": settings.chat_template_kwargs,
         "num_speculative_tokens": settings.num_speculative_tokens,
         "max_new_tokens": settings.max_new_tokens,
         "max_model_len": max(map(len, ids)) + settings.max_new_tokens + settings.num_speculative_tokens + 1,

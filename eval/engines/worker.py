@@ -93,7 +93,8 @@ class VllmEngine:
         greedy = SamplingParams(temperature=0.0, max_tokens=self.request["max_new_tokens"])
         before, start_s = self.counters(), time.perf_counter()
         if self.request["is_chat"]:
-            [output] = self.engine.chat([messages], greedy, use_tqdm=False)
+            given = {"chat_template_kwargs": self.request["chat_template_kwargs"]}
+            [output] = self.engine.chat([messages], greedy, use_tqdm=False, **given)
         else:
             [output] = self.engine.generate([messages[0]["content"]], greedy, use_tqdm=False)
         elapsed_s = time.perf_counter() - start_s
@@ -172,7 +173,8 @@ class LlamaServer:
     def prompt_ids(self, messages: list[dict[str, str]]) -> list[int]:
         text = messages[0]["content"]
         if self.request["is_chat"]:
-            text = self.post("apply-template", {"messages": messages})["prompt"]
+            given = {"messages": messages, "chat_template_kwargs": self.request["chat_template_kwargs"]}
+            text = self.post("apply-template", given)["prompt"]
         return self.post("tokenize", {"content": text, "add_special": True, "parse_special": True})["tokens"]
 
     def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
@@ -239,7 +241,9 @@ class OpenVinoPipeline:
         tokenizer = self.pipeline.get_tokenizer()
         if not self.request["is_chat"]:
             return tokenizer.encode(messages[0]["content"]).input_ids.data[0].tolist()
-        text = tokenizer.apply_chat_template(messages, add_generation_prompt=True)
+        context = self.request["chat_template_kwargs"]
+        more = {"extra_context": context} if context else {}
+        text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, **more)
         return tokenizer.encode(text, add_special_tokens=False).input_ids.data[0].tolist()
 
     def close(self) -> None:

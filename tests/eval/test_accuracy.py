@@ -22,11 +22,11 @@ from eval.accuracy import (
     load_benchmark,
     multiplication_questions,
 )
+from eval.chat import TEXT
 from eval.decoding.sampling import Decoded, Limits
 from eval.decoding.speculative import plain_decode
 from eval.lossless import MIN_P, Parting, find_parting, tie_allowance
 from eval.pair import load_pair
-from eval.prompts import TEXT
 from eval.replay import response_logits
 from tests.rejections import rejects
 

@@ -6,10 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from eval.chat import user_turn
 from eval.config import EvalConfig
 from eval.decoding.sampling import Limits, Sampling, Speculation
 from eval.decoding.speculative import DecodingRequest, Emitted, decode_steps
-from eval.prompts import Prompt, user_turn
+from eval.prompts import Prompt
 from eval.responses import read_traces
 from eval.scorecard import score_drafts
 from eval.side_by_side import FORMAT, chosen_indices, read_examples, writers_of, writers_of_steps

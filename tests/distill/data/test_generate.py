@@ -41,10 +41,12 @@ def test_responses_of_both_splits_and_their_counts(tiny_target, row_file, tmp_pa
             "prompts": len({trace.source.split("#")[0] for trace in traces}),
             "responses": len(traces),
             "response_tokens": sum(len(trace.response_ids) for trace in traces),
+            "ended_by_length": sum(trace.finish_reason == "length" for trace in traces),
         }
         for name, traces in (("train", train), ("eval", held_out))
     }
-    assert counts == {"prompts": 15, "self_written": 0, "duplicates": 1, "too_long": 1, **by_split}
+    dropped = {"duplicates": 1, "too_long": 1, "asked_in_eval": 0, "malformed": {}}
+    assert counts == {"prompts": 15, "self_written": 0, **dropped, **by_split}
     assert (by_split["train"]["prompts"], by_split["eval"]["prompts"]) == (10, 3)
     assert by_split["train"]["responses"] + by_split["eval"]["responses"] == 14
     sources = {trace.source.split("#")[0] for trace in [*train, *held_out]}

@@ -9,8 +9,9 @@ from architectures.shapes import ContextLength
 from distill.recipe.recipe import Recipe
 from distill.run import reject_long_texts
 from distill.train import train
+from eval.chat import user_turn
 from eval.decoding.generate import within_context, write_traces
-from eval.prompts import Prompt, user_turn
+from eval.prompts import Prompt
 from eval.responses import DecodingSettings, read_traces
 from tests.rejections import holds, rejects
 from widedraft import main

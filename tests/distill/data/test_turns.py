@@ -16,8 +16,8 @@ from architectures.target_files import stop_ids
 from distill.data.batches import Example, ResponseDataset
 from distill.data.conversations import Conversation
 from distill.data.given import Renderer, traces_of
+from eval.chat import Turn, render_prompt
 from eval.models import load_model, stop_token_ids
-from eval.prompts import render_prompt
 from tests.rejections import rejects
 
 EACH = "{% for message in messages %}"
@@ -223,7 +223,7 @@ def test_a_sequence_is_what_the_template_writes_up_to_the_last_end(renderer, kin
 def test_each_turn_is_learned_after_what_the_target_reads_at_that_turn(renderer, kind):
     read, messages = renderer(kind), TALKS["three turns"]
     for number, trace in enumerate(traces_of(Conversation("f:1", messages), read, first_id=7)):
-        opened = render_prompt(read.tokenizer, messages[: 2 * number + 1])
+        opened = render_prompt(read.tokenizer, Turn(tuple(messages[: 2 * number + 1])))
         assert list(trace.prompt_ids[: len(opened)]) == opened
         assert read.tokenizer.decode(trace.prompt_ids[len(opened) :]) in ("", " ", "<think>\n\n</think>\n\n")
         assert trace.messages == messages[: 2 * number + 1]
@@ -250,7 +250,7 @@ UNFIT = {
     "another opening": (
         Kind(f"{EACH}{CHATML_TURN}{{% endfor %}}{THINKS}", CHATML_TOKENS, ("<|im_end|>",), ""),
         talk("a", "b"),
-        "assistant",
+        "reasoning",
     ),
 }
 

@@ -10,7 +10,8 @@ from distill.check import planned_shapes
 from distill.data.conversations import load_conversations
 from distill.debug import begin_debug, byte_tokenizer, debug_recipe, prompts, tiny_run
 from distill.recipe.recipe import Recipe, load_recipe
-from eval.prompts import load_prompts, render_prompt
+from eval.chat import render_prompt
+from eval.prompts import load_prompts
 from tests.rejections import rejects
 
 TARGET = "meta-llama/Llama-2-7b-hf"
@@ -148,7 +149,7 @@ def test_given_responses_stay_given(tmp_path, monkeypatch):
     conversations = load_conversations(small.data.prompts)
     assert [each.messages[0]["content"] for each in conversations] == prompts()
     tokenizer = byte_tokenizer()
-    assert all(len(render_prompt(tokenizer, each.messages[:1])) < 128 for each in conversations)
+    assert all(len(render_prompt(tokenizer, each.until(1))) < 128 for each in conversations)
     cached = make({"layers": 4}, data={**data, "batch_size": 500}, distill={"teacher": {"source": "cache"}})
     assert shrink(cached).data.responses == "given"
 

@@ -11,13 +11,14 @@ import weakref
 import pytest
 import torch
 
+from eval.chat import user_turn
 from eval.decoding import cuda_graphs as captured
 from eval.decoding import generate as answering
 from eval.decoding.cuda_graphs import BatchSteps, bytes_per_slot, generation_opener
 from eval.decoding.generate import write_traces
 from eval.decoding.kv_cache import RowSequencer, TextSequencer, open_sequencer
 from eval.models import load_model
-from eval.prompts import Prompt, user_turn
+from eval.prompts import Prompt
 from eval.responses import DecodingSettings, read_traces
 from tests.eval.decoding.stand_ins import watched_maker
 from tests.pretended_gpu import pretended_gpu

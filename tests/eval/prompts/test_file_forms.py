@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from distill.data.conversations import load_conversations
-from eval.prompts import load_prompts, user_turn
+from eval.chat import user_turn
+from eval.prompts import load_prompts
 from eval.stream import StreamConfig, open_stream
 from eval.tasks import TASKS, PromptSource
 from tests.rejections import rejects

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from architectures.errors import UserError
 from distill.data.conversations import load_conversations
+from eval.chat import Turn, chat_text, render_prompt, user_turn
 from eval.models import load_tokenizer
-from eval.prompts import chat_text, load_prompts, render_prompt, user_turn
+from eval.prompts import load_prompts
 from eval.tasks import TASKS, PromptSource
 from tests.rejections import rejects
 
@@ -31,7 +32,7 @@ ROWS = {
     "messages of lists": ('{"messages": [[]]}', "messages[0] must be "),
     "a role of a list": ('{"messages": [{"role": ["user"], "content": "a"}]}', "messages[0] must be "),
     "a role of an object": ('{"messages": [{"role": {}, "content": "a"}]}', "messages[0] must be "),
-    "a category of a list": ('{"prompt": "a", "category": ["b"]}', "category must be "),
+    "a category of an object": ('{"prompt": "a", "category": {"b": 1}}', "category must be "),
     "a NUL byte": ("\0", "is not valid JSON"),
     "no row": ("\n\n", "contains no prompts"),
 }
@@ -120,7 +121,7 @@ def test_a_faulty_template_is_named(tiny_target, case):
     tokenizer = load_tokenizer(tiny_target)
     tokenizer.chat_template = template
     with rejects(named):
-        render_prompt(tokenizer, [user_turn("a")])
+        render_prompt(tokenizer, Turn((user_turn("a"),)))
 
 
 def test_a_conversation_has_the_ids_transformers_gives_it(tiny_target):
@@ -128,5 +129,5 @@ def test_a_conversation_has_the_ids_transformers_gives_it(tiny_target):
     tokenizer.chat_template = "{{ bos_token }}{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}"
     messages = [user_turn("What is 2 + 2?"), {"role": "assistant", "content": "4"}, user_turn(" sure? ")]
     theirs = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
-    assert render_prompt(tokenizer, messages) == theirs
-    assert tokenizer.decode(theirs) == chat_text(tokenizer, messages, add_generation_prompt=True)
+    assert render_prompt(tokenizer, Turn(tuple(messages))) == theirs
+    assert tokenizer.decode(theirs) == chat_text(tokenizer, Turn(tuple(messages)), add_generation_prompt=True)

@@ -8,13 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from architectures.manifest import fingerprint_value
+from eval.chat import Turn, raw_text, render_prompt
 from eval.models import load_tokenizer
 from eval.prompts import (
     FIELD_IN_TEMPLATE,
     Prompt,
     load_prompts,
-    raw_text,
-    render_prompt,
     task_answer,
     task_conversation,
     task_prompt,
@@ -148,7 +147,7 @@ def test_templates_name_the_fields_there_are():
         ("finance_alpaca", {"instruction": "a", "input": 3}, "input"),
         ("mt_bench", {"prompt": "a"}, "prompt"),
         ("mt_bench", {"turns": ["a", ""]}, "turns[1]"),
-        ("mt_bench", {"turns": ["a"], "category": ["b"]}, "category"),
+        ("mt_bench", {"turns": ["a"], "category": {"b": 1}}, "category"),
         ("arena", {"conversation": [HO]}, "conversation"),
         ("arena", {"conversation_a": [{"from": "human"}]}, "conversation_a[0]"),
         ("arena", {"conversation_a": "hi"}, "conversation_a"),
@@ -172,8 +171,8 @@ def test_rows_of_a_file_are_read_by_its_task_and_by_the_six_forms_without_one(tm
 
 def test_raw_text_passes_by_the_chat_template(tiny_target):
     tokenizer = load_tokenizer(tiny_target)
-    assert tokenizer.decode(render_prompt(tokenizer, [raw_text("def f():\n")])) == "def f():\n"
-    assert tokenizer.decode(render_prompt(tokenizer, user("def f():\n"))) != "def f():\n"
+    assert tokenizer.decode(render_prompt(tokenizer, Turn((raw_text("def f():\n"),)))) == "def f():\n"
+    assert tokenizer.decode(render_prompt(tokenizer, Turn(tuple(user("def f():\n"))))) != "def f():\n"
 
 
 @given(st.text(alphabet="ab\n", max_size=40), st.integers(1, 40))

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from eval.chat import raw_text, user_turn
 from eval.pair import prompts_of
-from eval.prompts import Prompt, load_in_turn, load_prompts, raw_text, tasks_record, user_turn
+from eval.prompts import Prompt, load_in_turn, load_prompts, tasks_record
 from eval.tasks import TASKS, HubRows, PromptSource, prompt_sources
 from tests.rejections import rejects
 

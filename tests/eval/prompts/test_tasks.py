@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 
+from eval.chat import Turn, render_prompt, template_hash
 from eval.models import load_tokenizer
-from eval.prompts import Prompt, load_prompts, render_prompt, template_hash
+from eval.prompts import Prompt, load_prompts
 from eval.responses import prompt_record
 from eval.tasks import PromptSource
 from tests.rejections import rejects
 
-KNOWN = "messages, conversation, turns, prompt, question, instruction"
+KNOWN = "messages, conversations, conversation, turns, prompt, question, instruction, chosen"
 
 
 def user(text: str) -> dict[str, str]:
@@ -132,7 +133,7 @@ def test_num_prompts_reads_the_first_rows_and_nothing_after_them(write_rows):
         ({"turns": ["a", None]}, "turns[1]"),
         ({"messages": []}, "messages"),
         ({"messages": ["a"]}, "messages[0]"),
-        ({"messages": [{"role": "human", "content": "a"}]}, "messages[0]"),
+        ({"messages": [{"role": "narrator", "content": "a"}]}, "messages[0]"),
         ({"messages": [user("a"), {"role": "user"}]}, "messages[1].content"),
         ({"messages": [{"role": "system", "content": "a"}]}, "messages"),
         ({"messages": [assistant("a")]}, "messages"),
@@ -183,7 +184,7 @@ def test_dataset_that_cannot_be_loaded(dataset_folder):
 
 def test_chat_template_renders_the_conversation_and_opens_the_response(tiny_target):
     tokenizer = load_tokenizer(tiny_target)
-    ids = render_prompt(tokenizer, [user("hi"), assistant("ho"), user("hum")])
+    ids = render_prompt(tokenizer, Turn((user("hi"), assistant("ho"), user("hum"))))
     assert tokenizer.decode(ids) == (
         "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\nho<|im_end|>\n"
         "<|im_start|>user\nhum<|im_end|>\n<|im_start|>assistant\n"
@@ -206,7 +207,7 @@ def llama_tokenizer(tiny_target):
 
 
 def test_template_alone_places_the_bos(llama_tokenizer):
-    ids = render_prompt(llama_tokenizer, [user("hi")])
+    ids = render_prompt(llama_tokenizer, Turn((user("hi"),)))
     bos = llama_tokenizer.bos_token
     assert llama_tokenizer.decode(ids).startswith(f"{bos}{bos}user")  # its own and the one of the user's turn
     assert not llama_tokenizer.decode(ids).startswith(bos * 3)
@@ -214,7 +215,7 @@ def test_template_alone_places_the_bos(llama_tokenizer):
 
 def test_without_template_the_text_is_continued_after_its_bos(llama_tokenizer):
     llama_tokenizer.chat_template = None
-    ids = render_prompt(llama_tokenizer, [user("Once upon"), assistant("a"), user("time")])
+    ids = render_prompt(llama_tokenizer, Turn((user("Once upon"), assistant("a"), user("time"))))
     assert llama_tokenizer.decode(ids) == f"{llama_tokenizer.bos_token}Once upon\n\na\n\ntime"
 
 
@@ -222,7 +223,7 @@ def test_conversation_the_template_refuses(tiny_target):
     tokenizer = load_tokenizer(tiny_target)
     tokenizer.chat_template = "{{ raise_exception('no system role') }}"
     with rejects("system, user", "no system role"):
-        render_prompt(tokenizer, [{"role": "system", "content": "s"}, user("u")])
+        render_prompt(tokenizer, Turn(({"role": "system", "content": "s"}, user("u"))))
 
 
 def test_template_hash_tells_templates_and_special_tokens_apart(tiny_target):

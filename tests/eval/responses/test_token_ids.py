@@ -4,8 +4,9 @@ from dataclasses import asdict
 
 import pytest
 
+from eval.chat import user_turn
 from eval.decoding.generate import write_traces
-from eval.prompts import Prompt, user_turn
+from eval.prompts import Prompt
 from eval.responses import Trace, claim_shards, read_traces, require_known_ids, row_location, write_shard
 from tests.eval.responses.test_traces import GREEDY
 from tests.rejections import rejects

@@ -13,12 +13,13 @@ import pytest
 
 from architectures.files import remove_partials
 from architectures.settings import Holding
+from eval.chat import render_prompt
 from eval.decoding import generate as answering
 from eval.decoding.generate import write_traces
 from eval.decoding.sampling import DRAWS, Decoded, Limits, Sampling
 from eval.decoding.speculative import plain_decode
 from eval.models import load_model, load_tokenizer
-from eval.prompts import Prompt, render_prompt
+from eval.prompts import Prompt
 from eval.responses import DecodingSettings, Trace, first_turns, read_traces
 from tests.rejections import rejects
 
@@ -69,7 +70,7 @@ def test_traces_hold_the_targets_own_responses(chatty_target, tmp_path, settings
     stop_ids = set(model.generation_config.eos_token_id)
     for prompt, trace in zip(PROMPTS, responses, strict=True):
         assert trace.messages == prompt.messages
-        assert list(trace.prompt_ids) == render_prompt(tokenizer, prompt.messages)
+        assert list(trace.prompt_ids) == render_prompt(tokenizer, prompt)
         [decoded] = plain_decode(
             model,
             [trace.prompt_ids],
@@ -124,7 +125,7 @@ def test_turns_are_answered_one_after_another(chatty_target, tmp_path):
     assert second.messages == (*first.messages, *said)
     said = ({"role": "assistant", "content": second.response}, {"role": "user", "content": "third"})
     assert third.messages == (*second.messages, *said)
-    assert list(third.prompt_ids) == render_prompt(load_tokenizer(chatty_target), third.messages)
+    assert list(third.prompt_ids) == render_prompt(load_tokenizer(chatty_target), third)
     assert [trace.source for trace in others] == ["file.jsonl:1", "file.jsonl:2"]
 
 
@@ -138,7 +139,7 @@ def test_every_turn_has_the_category_and_the_task_of_its_prompt(chatty_target, t
 
 def test_prompts_that_are_too_long_are_left_out_and_counted(chatty_target, tmp_path, capsys):
     prompts = ask("short", "x" * 160, "y" * 161, "short too")  # the template adds 39 tokens of one byte, or special
-    num_framing = len(render_prompt(load_tokenizer(chatty_target), prompts[0].messages)) - len("short")
+    num_framing = len(render_prompt(load_tokenizer(chatty_target), prompts[0])) - len("short")
     settings = dataclasses.replace(GREEDY, max_prompt_len=160 + num_framing)
     write_traces(chatty_target, prompts, tmp_path, settings)
     kept = [trace.source for trace in read_traces(tmp_path, "train")]

@@ -3,8 +3,9 @@
 import pytest
 
 from architectures.settings import Holding
+from eval.chat import user_turn
 from eval.config import EvalConfig
-from eval.prompts import Prompt, user_turn
+from eval.prompts import Prompt
 from eval.scorecard import score_drafts
 from eval.scorecard_tables import models
 from tests.eval.targets.conftest import LAYERS
