@@ -152,3 +152,28 @@ def test_duplicates_are_conversations_that_are_equal():
     assert drop_duplicates([first, other, again]) == [first, other]
     labelled = Prompt("f:10", first.messages, category="cooking", task="gsm8k/1")
     assert drop_duplicates([first, labelled]) == [first]  # else one could be held out and the other trained on
+
+
+def test_a_prompt_that_renders_to_a_held_out_one_is_not_trained_on(tiny_target, row_file, tmp_path):
+    path = row_file(*({"prompt": f"q {i}"} for i in range(6)), *({"turns": [f"q {i}", "and?"]} for i in range(6)))
+    counts = run(tiny_target, config(path), tmp_path / "data")
+    train, held_out = (read_traces(tmp_path / "data", name) for name in ("train", "eval"))
+    assert not {trace.prompt_ids for trace in train} & {trace.prompt_ids for trace in held_out}
+    assert counts["asked_in_eval"] == 12 - 3 - counts["train"]["prompts"] > 0
+
+
+def test_malformed_rows_are_left_out_and_counted(tiny_target, row_file, tmp_path):
+    path = row_file(*({"prompt": f"question {i}"} for i in range(8)), {"prompt": ""}, {"prompt": 7}, "{")
+    with rejects("rows.jsonl:9:", "rows.jsonl:10:", "rows.jsonl:11:"):
+        run(tiny_target, config(path), tmp_path / "data")
+    counts = run(tiny_target, config(path).model_copy(update={"malformed": "skip"}), tmp_path / "data")
+    assert (counts["prompts"], sorted(counts["malformed"].values())) == (8, [1, 2])
+
+
+def test_arguments_of_the_template_are_recorded_with_responses(tiny_target, row_file, tmp_path):
+    path = row_file(*({"prompt": f"question {i}"} for i in range(8)))
+    kwargs = ({"enable_thinking": False}, {})
+    run(tiny_target, config(path).model_copy(update={"chat_template_kwargs": kwargs}), tmp_path / "data")
+    traces = [trace for name in ("train", "eval") for trace in read_traces(tmp_path / "data", name)]
+    by_row = {int(trace.source.rpartition(":")[2]): trace.chat_template_kwargs for trace in traces}
+    assert [by_row[row] for row in range(1, 9)] == [{"enable_thinking": False}, {}] * 4

@@ -284,3 +284,65 @@ def test_stop_tokens_are_those_of_the_loaded_target(make_checkpoint):
     for ends in ([5, 2], 2, None):
         GenerationConfig(eos_token_id=ends).save_pretrained(folder)
         assert stop_ids(folder) == stop_token_ids(load_model(folder, dtype="float32", device="cpu"))
+
+
+SWITCHED = (  # reads reasoning_content and tool calls, and opens turns without thinking where it is told to
+    QWEN3.replace("{% set thought = '' %}", "{% set thought = message.reasoning_content or '' %}")
+    .replace(
+        "{{ said + '<|im_end|>\\n' }}",
+        "{{ said }}{% for call in message.tool_calls or [] %}{{ '<tool_call>' + call.function.name + ' '"
+        " + (call.function.arguments | tojson) + '</tool_call>' }}{% endfor %}{{ '<|im_end|>\\n' }}",
+    )
+    .replace(
+        "'<|im_start|>assistant\\n' }}{% endif %}",
+        "'<|im_start|>assistant\\n' }}{% if enable_thinking is defined and not enable_thinking %}"
+        "{{ '<think>\\n\\n</think>\\n\\n' }}{% endif %}{% endif %}",
+    )
+)
+R1 = (  # opens each response with thinking, and drops it from complete turns
+    EACH + "{% set said = message.content.split('</think>')[-1].lstrip() %}"
+    "{{ '<|im_start|>' + message.role + '\\n' + said + '<|im_end|>\\n' }}{% endfor %}" + THINKS
+)
+CALL = {"type": "function", "function": {"name": "weather", "arguments": {"city": "Bonn"}}}
+ASKED = {"role": "user", "content": "one?"}
+
+
+def kind_of(template: str) -> Kind:
+    return Kind(template, THINKING.specials, THINKING.stops, THINKING.closing)
+
+
+def test_reasoning_and_calls_are_learned_where_the_template_renders_them(renderer):
+    read = renderer(kind_of(SWITCHED))
+    thought = {"role": "assistant", "content": "uno", "reasoning_content": "Hm."}
+    (example,) = sequences(read, (ASKED, thought))
+    assert learned(read, example) == ["<think>\nHm.\n</think>\n\nuno<|im_end|>"]
+    called = {"role": "assistant", "content": "", "tool_calls": [CALL]}
+    (example,) = sequences(read, (ASKED, called))
+    assert learned(read, example) == ['<tool_call>weather {"city": "Bonn"}</tool_call><|im_end|>']
+    plain = renderer(KINDS["smollm2"])
+    for message, name in ((thought, "reasoning_content"), (called, "tool_calls")):
+        with rejects("f.jsonl:1:", name):
+            sequences(plain, (ASKED, message))
+
+
+def test_reasoning_is_learned_behind_a_template_that_opens_it(renderer):
+    read = renderer(kind_of(R1))
+    for message in (
+        {"role": "assistant", "content": "uno", "reasoning_content": "Hm."},
+        {"role": "assistant", "content": "<think>\nHm.\n</think>\n\nuno"},
+    ):
+        (example,) = sequences(read, (ASKED, message))
+        assert learned(read, example) == ["Hm.\n</think>\n\nuno<|im_end|>"]
+        assert unlearned(read, example).endswith("assistant\n<think>\n")
+    with rejects("f.jsonl:1:", "messages[1]"):
+        sequences(read, talk("one?", "uno"))
+
+
+def test_held_out_prompts_are_opened_as_given_responses_are_rendered(renderer):
+    read = renderer(kind_of(SWITCHED))
+    plain, thought = ({"role": "assistant", "content": "uno", **more} for more in ({}, {"reasoning_content": "Hm."}))
+    off = read.in_one_mode(Conversation("f:1", (ASKED, plain)))
+    assert off.chat_template_kwargs == {"enable_thinking": False}
+    assert read.answered(off, 1)[0] == tuple(read.opening_ids(off))
+    assert read.in_one_mode(Conversation("f:1", (ASKED, thought))).chat_template_kwargs == {}
+    assert renderer(THINKING).in_one_mode(Conversation("f:1", (ASKED, plain))).chat_template_kwargs == {}
