@@ -21,7 +21,7 @@ from architectures.vocabulary import (
     reject_small_head,
     with_requested_head,
 )
-from distill.data.conversations import load_conversations
+from distill.data.conversations import Conversation, load_conversations
 from distill.draft_vocabulary import listed_ids
 from distill.estimate import (
     GIB,
@@ -41,11 +41,12 @@ from distill.estimate import (
 )
 from distill.hub.push import reject_unpublishable
 from distill.recipe.recipe import Recipe
-from distill.recipe.sections import TIED_AND_FROZEN, missing_package, reject_k_beyond
+from distill.recipe.sections import TIED_AND_FROZEN, DataConfig, missing_package, reject_k_beyond
 from distill.recipe.validate import reject_orders, reject_unfit
 from distill.run import Run, reject_long_texts, require_run_folder
+from eval.chat import RowErrors
 from eval.layer_memory import reject_asked_cap
-from eval.prompts import load_prompts
+from eval.prompts import Prompt, load_prompts
 from eval.tasks import PromptSource
 
 Value = TypeVar("Value")
@@ -144,9 +145,11 @@ def check_recipe(
     attempt(require_run_folder, run)
     attempt(reject_unpublishable, recipe)
     shapes = attempt(planned_shapes, recipe)
-    sources = [attempt(read_rows, source, given=recipe.data.responses == "given") for source in recipe.data.prompts]
+    malformed = RowErrors(skip=recipe.data.malformed == "skip")
+    sources = [attempt(read_rows, source, recipe.data, malformed) for source in recipe.data.prompts]
     for source in recipe.eval.tasks:
         attempt(read_rows, source)
+    template = attempt(malformed.raise_any if shapes is None else partial(reject_unrendered, run, sources, malformed))
     counts = attempt(finished_counts, recipe)
     encode, engines = None, None
     if shapes is not None:
@@ -187,6 +190,8 @@ def check_recipe(
         Row("disk", *in_gib(disk_bytes(recipe, shapes, work), f" of {free:.0f} free")),
         *work_rows(recipe, work),
         Row("hours", hours(recipe, shapes, work, on)),
+        *([Row("malformed rows", f"{sum(malformed.counts.values())}", " left out")] if malformed.counts else []),
+        *([Row("chat template", "none", ": prompts are continued as raw text")] if template is False else []),
         *(
             Row("not checked", " ".join([path, packaged_words(path)]).strip(), f": {NOT_HERE}")
             for path in shapes.unread
@@ -195,11 +200,50 @@ def check_recipe(
     ]
 
 
-def read_rows(source: PromptSource, *, given: bool = False) -> Rows | None:
-    """Read the prompts or conversations of a file; None for a data set, which is slow to open."""
+def read_rows(source: PromptSource, data: DataConfig | None = None, malformed: RowErrors | None = None) -> Rows | None:
+    """Read the prompts of a file, or the conversations if `data` has given responses; None for a data set.
+
+    Data sets are slow to open.
+    """
     if source.path is None:
         return None
-    return load_conversations([source]) if given else load_prompts([source])
+    if data is None:
+        return load_prompts([source])
+    load = load_conversations if data.responses == "given" else load_prompts
+    return load([source], chat_template_kwargs=data.chat_template_kwargs, errors=malformed)
+
+
+def reject_unrendered(run: Run, sources: Sequence[Rows | None], malformed: RowErrors) -> bool | None:
+    """Render every row with the target's chat template, if its tokenizer is available locally.
+
+    Returns:
+        False if the target has no chat template; None if that is not known.
+
+    Raises:
+        UserError: For malformed rows, those that the template rejects among them; if every prompt is too long.
+    """
+    folder, data = tokenizer_folder(run), run.recipe.data
+    rows = [row for source in sources for row in source or ()]
+    if folder is None or not (folder / "config.json").is_file() or not rows:
+        malformed.raise_any()
+        return None
+    from distill.data.given import Renderer, checked_conversation
+    from eval.models import load_tokenizer
+    from eval.prompts import rendered
+
+    tokenizer = load_tokenizer(folder)
+    lengths = [len(ids) for _, ids in rendered(tokenizer, [row for row in rows if isinstance(row, Prompt)], malformed)]
+    if data.responses == "given":
+        check = partial(checked_conversation, Renderer(folder))
+        checked = [malformed.attempt(partial(check, row)) for row in rows if isinstance(row, Conversation)]
+        lengths = [len(each[1]) for each in checked if each is not None]
+    malformed.raise_any()
+    if lengths and min(lengths) >= data.max_seq_len:
+        raise UserError(
+            f"data.max_seq_len: all {len(lengths)} prompts have at least {min(lengths)} tokens, and it is "
+            f"{data.max_seq_len}. Raise it, or shorten the prompts."
+        )
+    return bool(tokenizer.chat_template)
 
 
 def rules(recipe: Recipe, shapes: PlannedShapes) -> list[Callable[[], object]]:

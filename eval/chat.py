@@ -311,7 +311,7 @@ def chat_text(tokenizer: "PreTrainedTokenizerBase", chat: Chat, *, add_generatio
 
 
 def apply_template(tokenizer: "PreTrainedTokenizerBase", chat: Chat, *, add_generation_prompt: bool) -> str:
-    messages, tools = list(chat.messages), list(chat.tools) or None
+    messages, tools = list(chat.messages), cast("Any", list(chat.tools) or None)
     template = TODAY.sub(lambda call: repr(PINNED_DATE.strftime(call[2])), tokenizer.get_chat_template(tools=tools))
     if "developer" not in template:  # a template that does not know the role gets OpenAI's name before 2025
         messages = [each | {"role": "system"} if each["role"] == "developer" else each for each in messages]

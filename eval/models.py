@@ -164,6 +164,9 @@ WHOLE = ("I", "U", "BOOL")  # prefixes of safetensors' dtype codes without fract
 LEAST_BYTES = 0.5  # per parameter: four bits
 
 
+CHAT_TEMPLATE = "chat_template.json"
+
+
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     """Load the tokenizer of a checkpoint directory.
 
@@ -183,6 +186,8 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
         reject_own_code(folder, error)
         raise UserError(f"{folder}: its tokenizer could not be read ({one_line(error)}). {COPY_TOKENIZER}") from error
     require_words(folder, tokenizer)
+    if tokenizer.chat_template is None and (folder / CHAT_TEMPLATE).is_file():  # where multimodal models have it
+        tokenizer.chat_template = read_json_file(folder / CHAT_TEMPLATE).get("chat_template")
     return tokenizer
 
 

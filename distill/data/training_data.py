@@ -335,6 +335,8 @@ def generate_responses(
     pairs = rendered(tokenizer, named, malformed)
     malformed.raise_any()
     report(malformed)
+    if not tokenizer.chat_template:
+        print(f"{target}: has no chat template; prompts are continued as raw text", file=sys.stderr)
 
     held = {"holding": holding, "share": share}
     written = write_own_prompts_if_configured(target, config, out, seed=seed, dtype=dtype, **held)

@@ -210,3 +210,21 @@ def test_a_run_refuses_what_check_refuses(checked, capsys):
     assert widedraft.main(["run", "demo.yaml", "data.num_eval_prompts=12"]) == 2
     assert "data.num_eval_prompts" in capsys.readouterr().err
     assert not Path("run/init").exists()
+
+
+def test_rows_that_the_template_rejects_are_named_before_any_stage(checked, tmp_path):
+    rows = [{"messages": [{"role": "user", "content": "a"}]}] * 12
+    called = {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f", "arguments": {}}}]}
+    rows[7] = {"messages": [{"role": "user", "content": "a"}, called, {"role": "tool", "content": "b"}]}
+    rows[9] = {"messages": [{"role": "user", "content": None}]}
+    path = tmp_path / "rows.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    with rejects(f"{path}:8:", f"{path}:10:"):
+        checked(f"data.prompts=[{{path: {path}}}]")
+    assert checked(f"data.prompts=[{{path: {path}}}]", "data.malformed=skip", "data.num_eval_prompts=2")[
+        "malformed rows"
+    ]
+    with rejects("data.max_seq_len"):
+        checked(
+            f"data.prompts=[{{path: {path}}}]", "data.malformed=skip", "data.max_seq_len=2", "data.num_eval_prompts=2"
+        )
