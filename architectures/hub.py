@@ -179,6 +179,16 @@ def resolve_checkpoint(path: str, *, revision: str = "main", cache: Path | None 
     return imported_gguf(local, cache) if is_gguf(local) else local
 
 
+def reject_adapter(folder: Path) -> None:
+    """Raise UserError for a LoRA adapter, alone or next to its base model: only some tools would apply it."""
+    if (folder / "adapter_config.json").is_file():
+        raise UserError(
+            f"{folder / 'adapter_config.json'}: is a LoRA adapter, which is not applied. Merge it into its base model: "
+            "`from peft import AutoPeftModelForCausalLM`, `model = AutoPeftModelForCausalLM.from_pretrained"
+            f"('{folder}').merge_and_unload()`, `model.save_pretrained('merged')`; then copy the tokenizer."
+        )
+
+
 def read_config(folder: Path) -> dict[str, Any]:
     """Read the config.json of a local checkpoint directory, or the same entries from a .gguf file's header.
 
@@ -189,6 +199,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     if is_gguf(folder):
         return gguf_config(folder, read_gguf_header(folder))
     file = folder / "config.json"
+    reject_adapter(folder)
     if not file.exists():
         raise UserError(f"{file}: no such file. {folder} must be a Hugging Face checkpoint directory.")
     config = read_json_object(file, HINT)

@@ -109,8 +109,9 @@ def shape_at_hand(key: str, path: str, revision: str) -> tuple[Shape, ContextLen
     try:
         config, own = config_at_hand(path, revision)
     except UserError as error:
-        hint = f" A GGUF file becomes this folder by `widedraft import FILE --to {path}`."
-        raise UserError(f"{key}: {error}{'' if is_gguf(path) or packaged_words(path) else hint}") from error
+        absent = not is_gguf(path) and not packaged_words(path) and not Path(path).exists()
+        hint = f" A GGUF file becomes this directory by `widedraft import FILE --to {path}`." if absent else ""
+        raise UserError(f"{key}: {error}{hint}") from error
     return Shape.from_config(config, where=path), context_length(config, where=path), own
 
 

@@ -141,6 +141,8 @@ def score_pair(settings: EvalSettings, scoring: Scoring, out: Path) -> "Scorecar
     named = {"baseline": settings.baseline, "draft": settings.draft}  # the scorecard is about the last
     target = resolve_checkpoint(settings.target)
     drafts = {name: resolve_checkpoint(each) for name, each in named.items() if each is not None}
+    if drafts["draft"].resolve() == target.resolve():
+        print(f"warning: --draft is the target itself, {target}; every token is accepted", file=sys.stderr)
     with (
         joined() as share,
         owned(out) if share.leads else nullcontext(),

@@ -73,7 +73,7 @@ from distill.recipe.sections import TeacherConfig, bytes_per_token, id_bytes, ke
 from eval.decoding.generate import derive_seed
 from eval.decoding.kv_cache import without_cudnn
 from eval.large_targets import Pass, load_target, run_passes
-from eval.models import default_device, text_config
+from eval.models import default_device, require_finite, text_config
 
 ID_TYPES = {1: torch.uint8, 2: torch.uint16, 4: torch.int32}
 LOG_PROB_TYPE = torch.float16  # log p = -10 to 0.004; bfloat16 would round it to 0.03
@@ -565,4 +565,5 @@ class TargetReading:
         batch = collate(examples)
         ids_BT, keep_BT = batch["input_ids"].to(self.lm.device), batch["keep"].to(self.lm.device)
         hidden_AH = self.reads.hidden(ids_BT, keep_BT, prompt_len_B1=batch["prompt_len"].to(self.lm.device))
+        require_finite(hidden_AH, self.lm)
         return list(hidden_AH.split([example.num_kept for example in examples]))

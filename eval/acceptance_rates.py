@@ -21,7 +21,7 @@ from eval.decoding.sampling import Sampling
 from eval.decoding.speculative import first_tokens
 from eval.intervals import Columns, Resampling, paired_ratio_difference, pooled_ratio, sign_flip_p
 from eval.large_targets import Pass, run_passes
-from eval.models import require_positions, shared_vocab_size, text_config
+from eval.models import require_finite, require_positions, shared_vocab_size, text_config
 from eval.prompts import Prompt
 from eval.replay import (
     DraftScore,
@@ -170,6 +170,7 @@ def replay_some(
         whole=sum(each.width for each in passes),
     )
     for trace, target_logits_TV in read:
+        require_finite(target_logits_TV, target)
         replays = {}
         for name, draft in drafts.items():
             vocab_size = shared_vocab_size(target, draft)

@@ -363,6 +363,16 @@ def stop_token_ids(model: PreTrainedModel) -> frozenset[int]:
     return frozenset([eos] if isinstance(eos, int) else eos)
 
 
+def require_finite(values: torch.Tensor, model: PreTrainedModel) -> None:
+    """Raise UserError for logits or hidden states that are not finite, as float16 overflows in large models."""
+    if not torch.isfinite(values).all():
+        dtype, layers = str(model.dtype).removeprefix("torch."), model.config.get_text_config().num_hidden_layers
+        raise UserError(
+            f"{model.name_or_path}: its outputs in {dtype} are not finite ({layers} layers). "
+            "Set target.dtype (or --dtype) to bfloat16 or float32."
+        )
+
+
 def require_positions(folder: Path, num_tokens: int) -> None:
     limit = context_length_of(folder)
     if limit is not None and num_tokens > limit.tokens:

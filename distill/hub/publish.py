@@ -58,6 +58,8 @@ def dry_run(settings: PushSettings, out: Path) -> list[Path]:
     Raises:
         UserError: If the directory contains other files.
     """
+    if settings.run.resolve() in (out.resolve(), *out.resolve().parents):
+        raise UserError(f"--dry-run: {out} is inside the run {settings.run}. Choose a directory outside it.")
     if out.is_dir() and any(out.iterdir()) and not (out / PROVENANCE_NAME).is_file():
         raise UserError(f"--dry-run: {out} contains files that no dry run wrote. Choose an empty or new directory.")
     with staged_folder(out) as folder:

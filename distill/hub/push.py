@@ -24,7 +24,7 @@ class PushSettings(Section):
         default=None, min_length=1, description="Hub id of the target, or none."
     )
     license: Annotated[str | None, Flag(metavar="ID", absent="the licence in the target's card")] = Field(
-        default=None, min_length=1, description="Licence identifier of the hub."
+        default=None, pattern=r"^[^\r\n]+$", description="Licence identifier of the hub."
     )
     dry_run: Annotated[Path | None, Flag(metavar="DIR")] = Field(
         default=None, description="Write the files to push to this directory, without pushing."

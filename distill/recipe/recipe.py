@@ -103,7 +103,12 @@ def load(text: str, name: str, overrides: Sequence[str], model: type[Model]) -> 
         problem = getattr(error, "problem", None) or str(error).splitlines()[0]
         raise RecipeError(f"{where}: not a YAML recipe ({problem}).") from error
     for word in overrides:
-        override(config, word, source)
+        key = word.partition("=")[0]
+        if sum(each.partition("=")[0] == key for each in overrides) > 1:
+            source.words[word,] = word
+            source.add((word,), "is set more than once on the command line. Keep one.")
+        else:
+            override(config, word, source)
     written = cast("dict[str, Any]", OmegaConf.to_container(config))
     filled = with_defaults(written, model)  # ${...} may refer to defaults
     source.keys = [dotted(path) for path, _ in leaves(filled)]

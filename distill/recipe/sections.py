@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import BeforeValidator, Field, ValidationInfo, WithJsonSchema, field_validator
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, WithJsonSchema, field_validator
 
 from architectures.compatibility import EngineName, TensorParallel
 from architectures.errors import UserError
@@ -264,8 +264,20 @@ class OnlineConfig(Section):
         return not self.stream.follow
 
 
+def valid_repo_id(repo_id: str) -> str:
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id
+
+    try:
+        validate_repo_id(repo_id)
+    except HFValidationError as error:
+        raise ValueError(f"must be a repository of the hub, got {repo_id!r}: {error}") from error
+    return repo_id
+
+
 RepoId = Annotated[
     str,
+    AfterValidator(valid_repo_id),
     Flag(metavar="ORG/NAME"),
     Field(
         pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*$",

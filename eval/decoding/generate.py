@@ -26,8 +26,16 @@ from eval.decoding.kv_cache import Opener
 from eval.decoding.sampling import DRAWS, Decoded, Limits, Sampling
 from eval.decoding.speculative import DecodingRequest, Emitted, decode_steps
 from eval.large_targets import load_target
-from eval.models import context_length_of, load_tokenizer, stop_token_ids, text_config, tokenizer_identity
+from eval.models import (
+    context_length_of,
+    load_tokenizer,
+    require_finite,
+    stop_token_ids,
+    text_config,
+    tokenizer_identity,
+)
 from eval.prompts import Prompt, drop_too_long, rendered
+from eval.replay import response_logits
 from eval.responses import (
     EVERY_FILE,
     DecodingSettings,
@@ -160,6 +168,7 @@ class LocalGenerator:
         self.name = name
         self.share = share
         self.advance: Advance = no_progress
+        self.is_tried = False  # in float16, whose range large models exceed
 
     @cached_property
     def model(self) -> PreTrainedModel:
@@ -230,6 +239,10 @@ class LocalGenerator:
         self.advance(work - steps * step_work, items=0)
 
     def decode(self, batch: Sequence[Rendered]) -> Iterator[Emitted | tuple[int, Decoded]]:
+        if self.settings.dtype == "float16" and not self.is_tried:
+            ids, _ = max(batch, key=lambda rendered: len(rendered[0]))
+            require_finite(response_logits(self.model, ids[:-1] or ids, ids[-1:]), self.model)
+            self.is_tried = True
         wanted = DecodingRequest(
             [ids for ids, _ in batch],
             Limits(self.settings.max_new_tokens, stop_token_ids(self.model)),

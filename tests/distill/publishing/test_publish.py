@@ -190,8 +190,22 @@ def test_a_folder_with_other_files_is_left_alone(run, tmp_path, capsys):
     assert (tmp_path / "mine" / "thesis.txt").is_file()
 
 
+def test_a_run_is_not_written_into(run, capsys):
+    assert str(run) in refusal(capsys, *words(run, "--dry-run", run / "draft" / "sub"))
+    assert not (run / "draft" / "sub").exists()
+
+
+@pytest.mark.parametrize(
+    "more", [("--repo-id", ""), ("--repo-id", "a b/c"), ("--repo-id", "a/b--c"), ("--license", "mit\nbase_model: x")]
+)
+def test_ids_that_the_hub_does_not_take_are_refused(run, tmp_path, capsys, more):
+    assert more[0] in refusal(capsys, *words(run, "--dry-run", tmp_path / "out", *more))
+    assert not (tmp_path / "out").exists()
+
+
 def test_what_is_no_run_or_no_finished_one_is_refused(run, tmp_path, capsys):
-    assert "no recipe.yaml" in refusal(capsys, *words(tmp_path, "--dry-run", tmp_path / "out"))
+    (tmp_path / "empty").mkdir()
+    assert "no recipe.yaml" in refusal(capsys, *words(tmp_path / "empty", "--dry-run", tmp_path / "out"))
     manifest = json.loads((run / "draft" / "manifest.json").read_text())
     (run / "draft" / "manifest.json").write_text(json.dumps({**manifest, "finished": False}))
     assert str(run) in refusal(capsys, *words(run, "--dry-run", tmp_path / "out"))

@@ -90,3 +90,10 @@ def test_scoring_without_a_recipe_takes_words_alone():
     assert (scoring.eval.num_prompts, scoring.eval.batch_size, scoring.seed) == (3, 32, 1)
     with rejects("data.top_p=1", "data", error=RecipeError):
         load_scoring(["data.top_p=1"])
+
+
+def test_a_key_twice_on_the_command_line_is_a_mistake(tmp_path):
+    path = tmp_path / "r.yaml"
+    path.write_text(BASE)
+    with rejects("seed=1", "seed=2", error=RecipeError):
+        load_recipe(path, ["seed=1", "seed=2"])

@@ -8,9 +8,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from architectures.hub import read_config
 from eval.models import (
     load_model,
     load_tokenizer,
+    require_finite,
     require_positions,
     require_same_tokenizer,
     shared_vocab_size,
@@ -164,3 +166,28 @@ def test_a_model_without_rows_for_its_tokens_is_refused(tiny_target, make_checkp
         with rejects("vocab_size", 258) as caught:
             require_same_tokenizer(*pair)
         assert str(caught.value).startswith(f"{small}: ")
+
+
+def test_outputs_that_float16_cannot_hold_are_named(make_checkpoint):
+    folder = make_checkpoint(seed=1, dtype="float16")
+    model = load_model(folder, dtype="float16", device="cpu")
+    require_finite(torch.zeros(2, 3), model)
+    with rejects("float16", "target.dtype"):
+        require_finite(torch.tensor([1.0, float("nan")]), model)
+
+
+def test_an_adapter_is_named_next_to_its_base_model(make_checkpoint):
+    folder = make_checkpoint(seed=1)
+    (folder / "adapter_config.json").write_text("{}")
+    for opens in (read_config, load_tokenizer):
+        with rejects(folder / "adapter_config.json"):
+            opens(folder)
+
+
+def test_a_template_of_a_multimodal_model_is_read(make_checkpoint):
+    folder = make_checkpoint(seed=1)
+    template = load_tokenizer(folder).chat_template
+    (folder / "chat_template.jinja").unlink()
+    assert load_tokenizer(folder).chat_template is None
+    (folder / "chat_template.json").write_text(json.dumps({"chat_template": template}))
+    assert load_tokenizer(folder).chat_template == template
