@@ -10,8 +10,8 @@ from typing import Any
 
 from architectures.errors import UserError
 from architectures.families import FAMILIES, family_of
-from architectures.families.config_entries import mistake_in
-from architectures.families.family import EMBEDDING_ROLES, LLAMA, Family, LayerPart
+from architectures.families.config_entries import TEXT_PARTS, mistake_in
+from architectures.families.family import EMBEDDING_ROLES, LLAMA, LLAMA_KEYS, Family, LayerPart
 
 CONFIG_KEY = "head_vocab_size"  # of config.json; `draft_vocab_size` would make llama.cpp take it for EAGLE-3
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -160,6 +160,71 @@ class Shape:
         matrices = sum(prod(size) for size in self.layer_tensors().values() if len(size) == 2)
         attention = 2 * self.heads * self.head_dim * context  # scores, then the weighted sum of values
         return 2 * (self.layers * (matrices + attention) + self.head_rows * self.hidden)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OtherShape(Shape):
+    """Shape of a target without an entry in FAMILIES, from which no draft can be pruned.
+
+    Parameters and FLOPs follow from sizes that configs of transformers have; shared experts, latent attention and
+    recurrent layers make them approximate.
+    """
+
+    experts: int = 1  # feed-forward blocks of a layer
+    active_experts: int = 1  # of those, used by each token
+
+    def layer_tensors(self) -> dict[str, tuple[int, ...]]:
+        return self.matrices(self.experts)
+
+    def matrices(self, experts: int) -> dict[str, tuple[int, ...]]:
+        query, key_value = self.axis("query"), self.axis("key_value")
+        attention = {"query": (query, self.hidden), "attention_output": (self.hidden, query)}
+        attention |= dict.fromkeys(("key", "value"), (key_value, self.hidden))
+        return attention | dict.fromkeys(("gate", "up", "down"), (experts * self.intermediate, self.hidden))
+
+    def encoder_layer_tensors(self) -> dict[str, tuple[int, ...]]:
+        return {}
+
+    def parameters_without_embeddings(self) -> int:
+        return self.layers * self.parameters_per_layer()
+
+    def flops_per_token(self, context: int) -> int:
+        """Return the FLOPs of a forward pass for one more token, of the experts that it uses; see Shape."""
+        matrices = sum(map(prod, self.matrices(self.active_experts).values()))
+        attention = 2 * self.heads * self.head_dim * context
+        return 2 * (self.layers * (matrices + attention) + self.head_rows * self.hidden)
+
+
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")  # entries of different families
+ACTIVE_EXPERTS = ("num_experts_per_tok", "num_experts_per_token", "moe_topk")
+
+
+def target_shape(config: Mapping[str, Any], *, where: str = "config.json") -> Shape:
+    """Return the shape of a model that generates and teaches, which may be any causal LM of transformers.
+
+    Raises:
+        UserError: As Shape.from_config for a known family; if another one lacks a size, is quantised, or has its
+            decoder in a nested config.
+    """
+    nested = any(isinstance(config.get(part), Mapping) for part in TEXT_PARTS)
+    if config.get("model_type") in FAMILIES or nested or config.get("quantization_config") is not None:
+        return Shape.from_config(config, where=where)
+    hidden, heads = (required(config, LLAMA_KEYS[name], where) for name in ("hidden", "heads"))
+    experts = next((config[key] for key in EXPERTS if config.get(key)), 1)
+    dense = optional(config, "intermediate_size", where, default=4 * hidden)
+    return OtherShape(
+        layers=required(config, LLAMA_KEYS["layers"], where),
+        hidden=hidden,
+        intermediate=optional(config, "moe_intermediate_size", where, default=dense) if experts > 1 else dense,
+        heads=heads,
+        kv_heads=optional(config, LLAMA_KEYS["kv_heads"], where, default=heads),
+        head_dim=optional(config, "head_dim", where, default=hidden // heads),
+        vocab=required(config, LLAMA_KEYS["vocab"], where),
+        tied=bool(config.get("tie_word_embeddings", False)),
+        family=str(config.get("model_type")),
+        experts=experts,
+        active_experts=next((config[key] for key in ACTIVE_EXPERTS if config.get(key)), 1),
+    )
 
 
 def checkpoint_tensors(shape: Shape) -> dict[str, tuple[int, ...]]:

@@ -46,7 +46,7 @@ from distill.checkpoints.checkpoint_files import OF_A_FILE, find_checkpoints, is
 from distill.checkpoints.folders import damage
 from distill.checkpoints.saving import algorithms_of, read_model, read_state
 from distill.data.batches import UnknownInputs
-from distill.run import Run, shape_of
+from distill.run import Run, target_shape_of
 from distill.stage_inputs import draft_inputs
 from eval.models import SavedModel, load_model
 from eval.scorecard_schema import UNDISTILLED
@@ -196,7 +196,7 @@ def stored_name(name: str, family: Family) -> str:
 
 
 def vocab_size_of(folder: Path) -> int:
-    return shape_of(folder).vocab
+    return target_shape_of(folder).vocab
 
 
 def require_ids_of(target: Path, vocab_size: int, vocabulary: DraftVocabulary, init: Path) -> None:

@@ -56,7 +56,18 @@ from distill.process import signals_kept
 from distill.recipe.recipe import load_recipe
 from distill.recipe.sections import TeacherConfig, teacher_dtype
 from distill.recipe.validate import reject_orders
-from distill.run import Artifact, Run, cut_from, earlier_stages, held, length_of, owned_run, shape_of, share_responses
+from distill.run import (
+    Artifact,
+    Run,
+    cut_from,
+    earlier_stages,
+    held,
+    length_of,
+    owned_run,
+    shape_of,
+    share_responses,
+    target_shape_of,
+)
 from distill.stage_inputs import (
     cache_inputs,
     counts_responses,
@@ -86,7 +97,7 @@ def weights_and_plan(run: Run) -> tuple[Path, PruningPlan, dict[str, Any]]:
         UserError: If the source has another tokenizer than the target; also as the functions called.
     """
     target, wanted = run.target, run.recipe.architecture
-    vocab = shape_of(target).vocab
+    vocab = target_shape_of(target).vocab
     choice = None if wanted.vocabulary is None else chosen_ids(run, wanted.vocabulary, vocab)
     if wanted.method == "learned_masks":
         masks = run.masks.path

@@ -47,12 +47,12 @@ from typing_extensions import TypedDict
 from architectures.checkpoint import open_weights
 from architectures.console import progress
 from architectures.errors import UserError
-from architectures.families import family_of
+from architectures.families import FAMILIES
 from architectures.files import checked, free_bytes, size, write_bytes
 from architectures.hub import read_config
 from architectures.manifest import read_manifest
 from architectures.settings import WHOLE, Holding, command_of
-from architectures.shapes import Shape
+from architectures.shapes import target_shape
 from architectures.sharing import ALONE, Share
 from distill.cache_files import (
     FORMAT,
@@ -79,13 +79,22 @@ ID_TYPES = {1: torch.uint8, 2: torch.uint16, 4: torch.int32}
 LOG_PROB_TYPE = torch.float16  # log p = -10 to 0.004; bfloat16 would round it to 0.03
 
 
+OTHER_HEADS = {True: ("model.embed_tokens.weight", "transformer.wte.weight"), False: ("lm_head.weight",)}  # if tied
+
+
 def load_head(target: Path, *, dtype: str, device: str) -> Head:
     """Load only the output head of a target; no supported family has a bias there."""
     config = read_config(target)
-    family = family_of(config, where=str(target / "config.json"))
-    role = "embedding" if Shape.from_config(config, where=str(target / "config.json")).tied else "head"
-    weights = open_weights(target, base_prefix=family.base_prefix)
-    weight_VH = weights.read(family.weight(role)).to(device=device, dtype=getattr(torch, dtype))
+    is_tied = target_shape(config, where=str(target / "config.json")).tied
+    family = FAMILIES.get(config["model_type"])
+    weights = open_weights(target, base_prefix="" if family is None else family.base_prefix)
+    if family is None:  # by the names that causal LMs of transformers have
+        name = next((name for name in OTHER_HEADS[is_tied] if name in weights.info), None)
+        if name is None:
+            raise UserError(f"{target}: contains none of {', '.join(OTHER_HEADS[is_tied])}. Use a live teacher.")
+    else:
+        name = family.weight("embedding" if is_tied else "head")
+    weight_VH = weights.read(name).to(device=device, dtype=getattr(torch, dtype))
     settings = text_config(target)
     softcap = getattr(settings, "final_logit_softcapping", None)
     divisor = getattr(settings, "logits_scaling", 1.0)
@@ -440,7 +449,7 @@ def begin(out: Path, inputs: Mapping[str, Any], splits: Sequence[Split]) -> list
 
 def plan_splits(target: Path, responses: Mapping[str, Sequence[Example]], settings: CaptureSettings) -> list[Split]:
     """Plan the shards of every split from the target's config and the lengths of the responses."""
-    shape = Shape.from_config(read_config(target), where=str(target / "config.json"))
+    shape = target_shape(read_config(target), where=str(target / "config.json"))
     rows = settings.rows_among(shape.vocab)
     reject_k_beyond(settings.cache, vocab=shape.vocab, rows=rows)
     splits = []

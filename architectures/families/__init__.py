@@ -44,7 +44,8 @@ def family_of(config: Mapping[str, Any], *, where: str = "config.json") -> Famil
     if model_type not in FAMILIES:
         raise UserError(
             f"{where}: model_type {model_type!r} is not supported, and remote code (trust_remote_code) is never "
-            f"run. Use a target of one of: {', '.join(FAMILIES)}."
+            f"run. Drafts are pruned from one of: {', '.join(FAMILIES)}; set architecture.source to such a model "
+            "with the target's tokenizer."
         )
     if config.get("quantization_config") is not None:
         method = config["quantization_config"].get("quant_method", "unnamed")

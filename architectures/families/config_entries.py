@@ -39,7 +39,21 @@ NotNegative = Annotated[int, Field(ge=0)]
 Object = dict[str, Any]
 Activation = Literal[tuple(ACTIVATIONS.split())]  # pyright: ignore[reportInvalidTypeForm]
 Dtype = Literal["float64", "float32", "bfloat16", "float16"]
-LayerType = Literal["full_attention", "sliding_attention", "chunked_attention", "linear_attention"]
+LayerType = Literal[  # transformers' names; only the first four occur in families with entries
+    "full_attention",
+    "sliding_attention",
+    "chunked_attention",
+    "linear_attention",
+    "window_attention",
+    "attention",
+    "mamba",
+    "conv",
+    "moe",
+    "hybrid",
+    "hybrid_sliding",
+    "sparse",
+    "dense",
+]
 
 
 def typed(kinds: Mapping[str, Any], *, or_null: bool = False) -> dict[str, Any]:

@@ -238,12 +238,19 @@ FEATURES: Mapping[Feature, tuple[str, Callable[[Recipe], bool]]] = {
 }
 
 
+NOT_FOR_OTHERS = ("learned_masks", "packing", "text", "sharded teacher")  # what needs an entry in FAMILIES
+
+
 def reject_unfit(recipe: Recipe, model_type: str) -> None:
     """Raise UserError if a recipe requests a feature that its target's family, if known, does not support."""
     family = FAMILIES.get(model_type)
     for feature, (key, requests) in FEATURES.items():
-        if family is not None and requests(recipe):
+        if requests(recipe) and family is not None:
             family.reject(feature, key)
+        elif requests(recipe) and feature in NOT_FOR_OTHERS:
+            raise UserError(f"{key}: not supported for a target of model_type {model_type}. Remove it.")
+    if family is None and recipe.target.placement == "layers":
+        raise UserError(f"target.placement=layers: not supported for a target of model_type {model_type}. Use spread.")
 
 
 def reject_orders(placement: Placement, missing: set[str]) -> None:

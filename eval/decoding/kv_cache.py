@@ -34,7 +34,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import pad
 from transformers import DynamicCache, EncoderDecoderCache, PreTrainedModel
-from transformers.cache_utils import DynamicLayer
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from transformers.masking_utils import create_causal_mask
 from transformers.modeling_outputs import BaseModelOutput
 
@@ -50,19 +50,21 @@ CACHE_ARGUMENT = "cache" if RENAMED else "past_key_values"  # renamed in transfo
 
 
 def new_cache(model: PreTrainedModel) -> DynamicCache:
-    """Return an empty cache for a decoder-only model.
+    """Return an empty cache for a decoder-only model; layers with a sliding window keep the tokens outside it.
+
+    Those can be rolled back, and are masked.
 
     Raises:
         UserError: If a layer keeps state that cannot be rolled back token by token.
     """
-    cache = DynamicCache(config=model.config)
-    kinds = sorted({type(layer).__name__ for layer in cache.layers if type(layer) is not DynamicLayer})
-    if kinds:
+    kinds = {type(layer) for layer in DynamicCache(config=model.config).layers}
+    recurrent = sorted(kind.__name__ for kind in kinds - {DynamicLayer, DynamicSlidingWindowLayer})
+    if recurrent:
         raise UserError(
-            f"{model.config.name_or_path}: its cache layers {', '.join(kinds)} cannot be rolled "
-            "back after a rejected token. Use a model with full attention in all layers."
+            f"{model.config.name_or_path}: its cache layers {', '.join(recurrent)} cannot be rolled "
+            "back after a rejected token. Use a model with attention in all layers."
         )
-    return cache
+    return DynamicCache()
 
 
 def roll_back(cache: DynamicCache, length: int) -> None:

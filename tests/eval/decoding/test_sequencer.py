@@ -138,11 +138,10 @@ def test_what_a_window_forgets_is_not_kept_where_nothing_goes_back(model_of, cap
     assert isinstance(open_sequencer(model, [[5]], capacity=capacity, vocab_size=VOCAB), RowSequencer)
 
 
-def test_a_window_in_a_family_that_reads_one_text_is_refused(model_of):
-    """Its cache forgets what left the window, which a step back would need."""
-    model = model_of("cohere2", sliding_window=6)
+def test_recurrent_state_is_refused_where_tokens_go_back(model_of):
+    model = model_of("lfm2", layer_types=["conv", "full_attention"] * 2)
     assert not takes_rows(model)
-    with rejects("DynamicSlidingWindowLayer"):
+    with rejects(model.config.name_or_path):
         open_sequencer(model, [[5]], capacity=20, vocab_size=VOCAB)
 
 

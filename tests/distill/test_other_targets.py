@@ -1,0 +1,123 @@
+"""Targets of families that no draft can be pruned from: they generate, teach and are scored; the draft has a source."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from architectures.shapes import OtherShape, target_shape
+from distill.check import check_recipe
+from distill.pipeline import cache_stage, eval_stage, generate_stage, prune_stage
+from distill.recipe.recipe import Recipe
+from distill.run import Run
+from distill.train import train
+from eval.decoding.sampling import Limits, Speculation
+from eval.decoding.speculative import plain_decode, speculative_decode
+from eval.models import load_model
+from eval.scorecard_schema import CARD_NAME, read_scorecard
+from tests.rejections import rejects
+
+MOE = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+OTHERS = {  # model_type -> entries that it needs beyond those of tests/conftest.py
+    "qwen3_moe": MOE | {"decoder_sparse_step": 1, "norm_topk_prob": True},
+    "olmoe": MOE,
+    "mixtral": MOE,
+    "granitemoe": MOE,
+    "phimoe": MOE,
+    "gpt_oss": MOE | {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"] * 2},
+    "olmo3": {"sliding_window": 8},
+    "cohere": {},
+    "cohere2": {"sliding_window": 8},
+    "glm4": {},
+    "exaone4": {"sliding_window": 8},
+    "seed_oss": {},
+    "ministral3": {},
+    "stablelm": {},
+}
+
+
+@pytest.fixture
+def target_of(make_checkpoint):
+    return lambda model_type: make_checkpoint(seed=3, model_type=model_type, **OTHERS[model_type])
+
+
+@pytest.mark.parametrize("model_type", OTHERS)
+def test_speculative_decoding_of_other_targets_is_lossless(target_of, tiny_draft, model_type):
+    target = load_model(target_of(model_type), dtype="float32", device="cpu")
+    draft = load_model(tiny_draft, dtype="float32", device="cpu")
+    prompts = [[1, 70, 80, 90], [1, 75], [1, *range(60, 80)]]
+    limits = Limits(24)
+    plain = plain_decode(target, prompts, limits=limits)
+    drafted = speculative_decode(target, draft, prompts, limits=limits, speculation=Speculation(3))
+    assert [text.token_ids for text in drafted] == [text.token_ids for text in plain]
+    for prompt, text in zip(prompts, plain, strict=True):
+        ids = torch.tensor([prompt])
+        theirs = target.generate(ids, max_new_tokens=24, do_sample=False, eos_token_id=-1)[0, len(prompt) :]
+        assert list(text.token_ids) == theirs.tolist()
+
+
+@pytest.mark.parametrize("model_type", ["qwen3_moe", "olmoe", "mixtral", "granitemoe", "olmo3", "seed_oss"])
+def test_parameters_are_those_of_the_model_up_to_norms_and_routers(model_type):
+    config = AutoConfig.for_model(model_type)
+    shape = target_shape(config.to_dict())
+    assert isinstance(shape, OtherShape)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    counted = sum(each.numel() for each in {id(each): each for each in model.parameters()}.values())
+    assert shape.parameters() == pytest.approx(counted, rel=0.02)
+
+
+@pytest.mark.parametrize("teacher", ["live", "cache"])
+def test_a_dense_draft_of_a_mixture_of_experts(target_of, make_checkpoint, tmp_path, teacher):
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("\n".join(json.dumps({"prompt": f"question {i}"}) for i in range(10)))
+    target, source = target_of("qwen3_moe"), make_checkpoint(seed=2, model_type="qwen3", num_hidden_layers=3)
+    recipe = Recipe.model_validate(
+        {
+            "run_name": "run",
+            "run_dir": str(tmp_path / "run"),
+            "target": {"path": str(target), "dtype": "float32"},
+            "architecture": {"layers": 2, "method": "first_last", "source": str(source)},
+            "data": {
+                "prompts": [{"path": str(prompts)}],
+                "num_eval_prompts": 3,
+                "max_seq_len": 64,
+                "max_new_tokens": 8,
+            },
+            "distill": {
+                "max_duration": "2ba",
+                "global_train_batch_size": 4,
+                "precision": "fp32",
+                "scheduler": {"t_warmup": "0ba"},
+                "teacher": {"source": teacher},
+            },
+            "eval": {"num_prompts": 3, "max_new_tokens": 8, "wall_clock_prompts": 2, "dtype": "float32"},
+        }
+    )
+    run = Run.of(recipe)
+    assert any(row.name == "target" for row in check_recipe(recipe))
+    prune_stage(run)
+    generate_stage(run)
+    if teacher == "cache":
+        cache_stage(run)
+    train(recipe)
+    eval_stage(run)
+    card = read_scorecard(run.eval.path / CARD_NAME)
+    assert card.live.agreement.exact
+
+
+def test_such_a_target_needs_a_source(target_of, tmp_path):
+    recipe = Recipe.model_validate(
+        {
+            "run_name": "run",
+            "run_dir": str(tmp_path / "run"),
+            "target": {"path": str(target_of("qwen3_moe"))},
+            "architecture": {"layers": 2, "method": "first_last"},
+            "data": {"self_written_prompts": 80},
+        }
+    )
+    with rejects("architecture.source"):
+        check_recipe(recipe)
+    assert not Path(recipe.run_dir).exists()
