@@ -6,6 +6,7 @@ at an earlier position.
     RowSequencer             many rows at once, each with its own length
     FixedSequencer           the same with captured steps (eval/decoding/cuda_graphs.py)
     TextSequencer            any decoder-only model, with the transformers cache: one row, or several without rollback
+    RecurrentSequencer       one row of a model with recurrent layers, which are restored from a copy
     TranslationSequencer     rows of an encoder-decoder model, prompts encoded once; several only without rollback
 
 In the row cache a token is written at its position, and nothing is ever removed: slots after a row's last token are
@@ -23,6 +24,7 @@ Shape suffixes used in this file:
     H = key/value heads, or the width of a hidden state; D = head dimension
 """
 
+import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -38,7 +40,6 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from transformers.masking_utils import create_causal_mask
 from transformers.modeling_outputs import BaseModelOutput
 
-from architectures.errors import UserError
 from architectures.families import FAMILIES
 from architectures.vocabulary_head import columns_below, encoded
 
@@ -49,22 +50,10 @@ RENAMED = "cache" in signature(create_causal_mask).parameters
 CACHE_ARGUMENT = "cache" if RENAMED else "past_key_values"  # renamed in transformers' forward pass after 5.23
 
 
-def new_cache(model: PreTrainedModel) -> DynamicCache:
-    """Return an empty cache for a decoder-only model; layers with a sliding window keep the tokens outside it.
-
-    Those can be rolled back, and are masked.
-
-    Raises:
-        UserError: If a layer keeps state that cannot be rolled back token by token.
-    """
+def is_recurrent(model: PreTrainedModel) -> bool:
+    """Return True if a layer keeps a state that cannot be rolled back token by token (Mamba, Gated DeltaNet)."""
     kinds = {type(layer) for layer in DynamicCache(config=model.config).layers}
-    recurrent = sorted(kind.__name__ for kind in kinds - {DynamicLayer, DynamicSlidingWindowLayer})
-    if recurrent:
-        raise UserError(
-            f"{model.config.name_or_path}: its cache layers {', '.join(recurrent)} cannot be rolled "
-            "back after a rejected token. Use a model with attention in all layers."
-        )
-    return DynamicCache()
+    return bool(kinds - {DynamicLayer, DynamicSlidingWindowLayer})
 
 
 def roll_back(cache: DynamicCache, length: int) -> None:
@@ -270,7 +259,6 @@ def open_sequencer(
         goes_back: True if tokens will be rolled back.
 
     Raises:
-        UserError: If tokens will be rolled back and the model does not support it, see `new_cache`.
         ValueError: If the model takes one row at a time and there are more.
     """
     if by_rows(model) and (goes_back or sees_all(model, capacity)):
@@ -279,6 +267,8 @@ def open_sequencer(
         raise ValueError(f"a model of type {model.config.model_type} decodes one prompt at a time, got {len(prompts)}.")
     if model.config.is_encoder_decoder:
         return TranslationSequencer(model, prompts, vocab_size=vocab_size)
+    if goes_back and is_recurrent(model):
+        return RecurrentSequencer(model, vocab_size=vocab_size)
     return TextSequencer(model, num_rows=len(prompts), vocab_size=vocab_size, goes_back=goes_back)
 
 
@@ -336,7 +326,8 @@ class TextSequencer:
     def __init__(self, model: PreTrainedModel, *, num_rows: int, vocab_size: int, goes_back: bool) -> None:
         self.model, self.goes_back = model, goes_back
         self.columns = columns_below(model, vocab_size)
-        self.cache = new_cache(model) if goes_back else DynamicCache(config=model.config)
+        # With rollback, layers with a sliding window keep the tokens outside it, which are masked.
+        self.cache = DynamicCache() if goes_back else DynamicCache(config=model.config)
         self.is_filled = False
         self.real_BT = torch.ones(num_rows, 0, dtype=torch.long, device=model.device)
 
@@ -363,6 +354,80 @@ class TextSequencer:
         rows_B = torch.tensor(rows, device=self.real_BT.device)
         self.cache.batch_select_indices(rows_B)
         self.real_BT = self.real_BT[rows_B]
+
+
+class RecurrentSequencer:
+    """One row of a model with recurrent layers: a rollback restores a copy of the cache, then reads accepted tokens.
+
+    The copy is of the state before the last feed, so a verification step that rejects tokens costs a second, shorter
+    pass. A rollback to before the copy reads the whole row again.
+    """
+
+    def __init__(self, model: PreTrainedModel, *, vocab_size: int) -> None:
+        self.model = model
+        self.columns = columns_below(model, vocab_size)
+        self.cache = DynamicCache(config=model.config)
+        self.saved, self.saved_length = copy.deepcopy(self.cache), 0
+        self.ids_1T = torch.empty(1, 0, dtype=torch.long, device=model.device)
+
+    @without_cudnn()
+    def feed(self, ids_BT: Tensor, spans: Sequence[Span], *, whole: bool) -> Tensor:
+        start = spans[0][0]
+        if start < self.ids_1T.shape[1]:
+            if start < self.saved_length:
+                self.saved, self.saved_length = DynamicCache(config=self.model.config), 0
+            self.cache = copy.deepcopy(self.saved)
+            if start > self.saved_length:
+                self.read(self.ids_1T[:, self.saved_length : start], self.saved_length, whole=False)
+        self.saved, self.saved_length = copy.deepcopy(self.cache), start
+        self.ids_1T = torch.cat([self.ids_1T[:, :start], ids_BT], dim=1)
+        return self.read(ids_BT, start, whole=whole)[..., : self.columns]
+
+    def read(self, ids_1T: Tensor, start: int, *, whole: bool) -> Tensor:
+        """Return the logits of tokens that follow the cache: one pass where the model can continue by several."""
+        width = ids_1T.shape[1]
+        pieces = [ids_1T] if start == 0 or continues_by_several(self.model) else list(ids_1T.split(1, dim=1))
+        logits = []
+        for piece in pieces:
+            positions_1T = torch.arange(start, start + piece.shape[1], device=piece.device)[None]
+            start += piece.shape[1]
+            output = self.model(
+                input_ids=piece,
+                position_ids=positions_1T,
+                use_cache=True,
+                logits_to_keep=0 if whole else 1,
+                **{CACHE_ARGUMENT: self.cache},
+            )
+            logits.append(output.logits)
+        logits_1TV = torch.cat(logits, dim=1)
+        assert not whole or logits_1TV.shape[1] == width
+        return logits_1TV if whole else logits_1TV[:, -1:]
+
+    def keep(self, rows: Sequence[int]) -> None:
+        assert list(rows) == [0], "one row"
+
+
+PROBE_IDS = (3, 5, 7, 11, 13, 17)
+CONTINUES = "_widedraft_continues_by_several"  # of a model, found once
+
+
+@torch.inference_mode()
+def continues_by_several(model: PreTrainedModel) -> bool:
+    """Return True if several tokens fed after a cached prefix give the logits of one pass over all.
+
+    Some recurrent layers of transformers ignore their state unless they get a single token.
+    """
+    known = getattr(model, CONTINUES, None)
+    if known is None:
+        ids_1T = torch.tensor([PROBE_IDS], device=model.device) % model.config.get_text_config(decoder=True).vocab_size
+        whole_1TV = model(input_ids=ids_1T, use_cache=False).logits
+        cache, half = DynamicCache(config=model.config), len(PROBE_IDS) // 2
+        model(input_ids=ids_1T[:, :half], use_cache=True, **{CACHE_ARGUMENT: cache})
+        rest_1TV = model(input_ids=ids_1T[:, half:], use_cache=True, **{CACHE_ARGUMENT: cache}).logits
+        tolerance = 100 * torch.finfo(whole_1TV.dtype).eps * whole_1TV.abs().max()
+        known = bool((rest_1TV - whole_1TV[:, half:]).abs().max() <= tolerance)
+        setattr(model, CONTINUES, known)
+    return known
 
 
 class TranslationSequencer:

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -36,6 +37,14 @@ OTHERS = {  # model_type -> entries that it needs beyond those of tests/conftest
     "ministral3": {},
     "stablelm": {},
 }
+RECURRENT = {
+    "lfm2": {"layer_types": ["conv", "full_attention"] * 2},
+    "qwen3_next": MOE | {"layer_types": ["linear_attention", "full_attention"] * 2},
+    "qwen3_5_text": {"layer_types": ["linear_attention", "full_attention"] * 2},
+    "granitemoehybrid": MOE | {"layer_types": ["mamba", "attention"] * 2, "mamba_n_heads": 8, "mamba_d_head": 16},
+    "falcon_h1": {"mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_ssm": 128},
+}
+OTHERS |= RECURRENT
 
 
 @pytest.fixture
@@ -45,7 +54,7 @@ def target_of(make_checkpoint):
 
 @pytest.mark.parametrize("model_type", OTHERS)
 def test_speculative_decoding_of_other_targets_is_lossless(target_of, tiny_draft, model_type):
-    target = load_model(target_of(model_type), dtype="float32", device="cpu")
+    target: Any = load_model(target_of(model_type), dtype="float32", device="cpu")
     draft = load_model(tiny_draft, dtype="float32", device="cpu")
     prompts = [[1, 70, 80, 90], [1, 75], [1, *range(60, 80)]]
     limits = Limits(24)
@@ -69,11 +78,11 @@ def test_parameters_are_those_of_the_model_up_to_norms_and_routers(model_type):
     assert shape.parameters() == pytest.approx(counted, rel=0.02)
 
 
-@pytest.mark.parametrize("teacher", ["live", "cache"])
-def test_a_dense_draft_of_a_mixture_of_experts(target_of, make_checkpoint, tmp_path, teacher):
+@pytest.mark.parametrize(("model_type", "teacher"), [("qwen3_moe", "live"), ("qwen3_5_text", "cache")])
+def test_a_dense_draft_of_another_family(target_of, make_checkpoint, tmp_path, model_type, teacher):
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text("\n".join(json.dumps({"prompt": f"question {i}"}) for i in range(10)))
-    target, source = target_of("qwen3_moe"), make_checkpoint(seed=2, model_type="qwen3", num_hidden_layers=3)
+    target, source = target_of(model_type), make_checkpoint(seed=2, model_type="qwen3", num_hidden_layers=3)
     recipe = Recipe.model_validate(
         {
             "run_name": "run",

@@ -138,11 +138,15 @@ def test_what_a_window_forgets_is_not_kept_where_nothing_goes_back(model_of, cap
     assert isinstance(open_sequencer(model, [[5]], capacity=capacity, vocab_size=VOCAB), RowSequencer)
 
 
-def test_recurrent_state_is_refused_where_tokens_go_back(model_of):
+def test_recurrent_state_is_restored_where_tokens_go_back(model_of):
     model = model_of("lfm2", layer_types=["conv", "full_attention"] * 2)
     assert not takes_rows(model)
-    with rejects(model.config.name_or_path):
-        open_sequencer(model, [[5]], capacity=20, vocab_size=VOCAB)
+    [ids] = texts(20)
+    expected = whole(model, ids)
+    sequencer = open_sequencer(model, [ids], capacity=20, vocab_size=VOCAB)
+    for start, end in ((0, 9), (9, 13), (11, 14), (14, 16), (10, 12), (3, 20)):
+        [logits] = fed(sequencer, [ids[start:end]], [start], left=True)
+        torch.testing.assert_close(logits, expected[start:end], **CLOSE)
 
 
 def test_taking_tokens_back_leaves_cross_attention_whole(translators):
