@@ -73,7 +73,7 @@ def read_gguf_header(file: Path) -> GgufHeader:
 
     Raises:
         UserError: If the file is missing, not GGUF, of another version, or has a damaged, unbounded or truncated
-            header.
+            header; if it is one part of a split model.
     """
     if not file.exists():
         raise UserError(f"{file}: no such file. Pass an existing .gguf file.")
@@ -84,9 +84,15 @@ def read_gguf_header(file: Path) -> GgufHeader:
         if data[:4] != MAGIC:
             raise UserError(f"{file}: not a GGUF file (it starts with {data[:4]!r}). Pass a .gguf file.")
         try:
-            return parse_header(data, file)
+            header = parse_header(data, file)
         except (struct.error, UnicodeDecodeError) as error:
             raise UserError(f"{file}: damaged or truncated within the header ({error}). Download it again.") from error
+    if (parts := header.metadata.get("split.count", 0)) > 1:
+        raise UserError(
+            f"{file}: is part {header.metadata.get('split.no', 0) + 1} of {parts}. Join the parts with llama.cpp: "
+            "llama-gguf-split --merge FIRST-PART OUT.gguf."
+        )
+    return header
 
 
 def parse_header(data: mmap.mmap, file: Path) -> GgufHeader:

@@ -27,10 +27,10 @@ from architectures.checkpoint import TensorInfo, require_replaceable, write_weig
 from architectures.errors import UserError
 from architectures.families import FAMILIES
 from architectures.families.family import Gguf
-from architectures.files import staged_folder
+from architectures.files import read_json_object, staged_folder, write_json
 from architectures.gguf_format import ARCHITECTURES, TOKEN_KEYS, GgufHeader, GgufTensor, gguf_config, read_gguf_header
 from architectures.manifest import MANIFEST_NAME, sha256_of_file, write_manifest
-from architectures.shapes import Shape, checkpoint_tensors
+from architectures.shapes import Shape, checkpoint_tensors, rope_for_transformers_4
 
 ROPE_FACTORS = "rope_freqs.weight"
 GPT2_SPLITTING = (None, "default", "gpt-2")  # values of `tokenizer.ggml.pre` that mean GPT-2's pre-tokenizer
@@ -68,6 +68,8 @@ def import_gguf(file: Path, out: Path, *, dtype: str = "float32") -> None:
         write_weights(layout, lambda name: read_tensor(file, header, stored[name], shape).to(written), folder)
         settings = {key: value for key, value in entries.items() if key != "rope_theta"}
         AutoConfig.for_model(**settings, architectures=[family.architecture], dtype=dtype).save_pretrained(folder)
+        config = read_json_object(folder / "config.json", "Import the file again.")
+        write_json(config | rope_for_transformers_4(config), folder / "config.json")
         write_generation_config(header, entries, folder)
         write_tokenizer(file, header, folder)
         write_manifest(folder, stage="import-gguf", inputs={"gguf": sha256_of_file(file)}, file=str(file), dtype=dtype)
@@ -275,3 +277,6 @@ def write_tokenizer(file: Path, header: GgufHeader, folder: Path) -> None:
     tokenizer.add_bos_token = header.metadata.get("tokenizer.ggml.add_bos_token", is_sentencepiece)
     tokenizer.add_eos_token = header.metadata.get("tokenizer.ggml.add_eos_token", False)
     tokenizer.save_pretrained(folder)
+    settings = read_json_object(folder / "tokenizer_config.json", "Import the file again.")
+    settings["tokenizer_class"] = "PreTrainedTokenizerFast"  # transformers 4 has no TokenizersBackend
+    write_json(settings, folder / "tokenizer_config.json")

@@ -349,6 +349,19 @@ NAMED_SHAPES = {
 }
 
 
+def rope_for_transformers_4(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the rotary entries that transformers 4 and engines with parsers of their own read, if they are missing.
+
+    Transformers 5 writes only rope_parameters, from which others take no rope_theta: their default is another model.
+    """
+    rope = config.get("rope_parameters")
+    if not isinstance(rope, Mapping) or "rope_theta" not in rope or "rope_theta" in config:
+        return {}
+    scaling = {key: value for key, value in rope.items() if key != "rope_theta"}
+    is_scaled = scaling.get("rope_type", "default") != "default"
+    return {"rope_theta": rope["rope_theta"], **({"rope_scaling": scaling} if is_scaled else {})}
+
+
 KEYS_OF_OTHERS = ("max_position_embeddings", "n_positions", "max_seq_len", "n_ctx", "seq_length", "max_sequence_length")
 STATED_WITH_SCALING = ("default", "llama3", "longrope", "su", "mrope", "proportional")
 

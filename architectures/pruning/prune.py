@@ -30,7 +30,7 @@ from architectures.families.family import Family, LayerPart
 from architectures.files import staged_folder, write_json, write_text
 from architectures.hub import read_config
 from architectures.pruning.plan import PLAN_NAME, PruningPlan
-from architectures.shapes import Shape, checkpoint_tensors
+from architectures.shapes import Shape, checkpoint_tensors, rope_for_transformers_4
 from architectures.target_files import carry_files, require_tokenizer, with_special_ids
 from architectures.vocabulary import CONFIG_KEY, DraftVocabulary, read_draft_vocabulary, write_draft_vocabulary
 from architectures.vocabulary_head import fit_rows
@@ -292,6 +292,7 @@ def draft_config(config: Mapping[str, Any], plan: PruningPlan, dtype: str | None
         draft[family.keys["norm_eps"]] = eps * plan.source.hidden / plan.draft.hidden  # as the mean square grows
     draft.setdefault("architectures", [family.architecture])
     draft |= cut_layer_entries(config, plan, family)
+    draft |= rope_for_transformers_4(draft)
     return draft if dtype is None else with_dtype(draft, dtype)
 
 

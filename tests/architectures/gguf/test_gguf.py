@@ -1,5 +1,6 @@
 """GGUF import: the folder is the de-quantised model, bit for bit, with its tokenizer and its settings."""
 
+import json
 from pathlib import Path
 
 import gguf
@@ -7,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from architectures.gguf_format import read_gguf_header
 from architectures.gguf_import import import_gguf
@@ -80,9 +81,19 @@ def test_config_has_the_entries_an_ordinary_one_has(write_gguf, source, tmp_path
     import_gguf(write_gguf(source, tmp_path / "model.gguf"), tmp_path / "out")
 
     ordinary, imported = read_config(source), read_config(tmp_path / "out")
-    assert ordinary.keys() == imported.keys()
+    assert ordinary.keys() | {"rope_theta"} == imported.keys()
     differing = {key for key in ordinary if ordinary[key] != imported[key]}
     assert differing <= {"initializer_range"}
+
+
+def test_config_and_tokenizer_have_what_transformers_4_reads(write_gguf, llama, tmp_path):
+    import_gguf(write_gguf(llama, tmp_path / "model.gguf"), tmp_path / "out")
+    config = read_config(tmp_path / "out")
+    assert config["rope_theta"] == config["rope_parameters"]["rope_theta"] == 1e5
+    loaded = AutoConfig.from_pretrained(tmp_path / "out")
+    assert loaded.rope_parameters == config["rope_parameters"]
+    settings = json.loads((tmp_path / "out" / "tokenizer_config.json").read_text())
+    assert settings["tokenizer_class"] == "PreTrainedTokenizerFast"
 
 
 def test_the_weights_can_be_written_narrower(write_gguf, llama, tmp_path):

@@ -61,6 +61,11 @@ def test_entries_that_would_change_the_model_are_refused(write_gguf, llama, tmp_
     refused(file, tmp_path / "out", f"llama.{key}={value} ")
 
 
+def test_a_part_of_a_split_file_is_named(write_gguf, llama, tmp_path):
+    file = write_gguf(llama, tmp_path / "model-00002-of-00003.gguf", metadata={"split.count": 3, "split.no": 1})
+    refused(file, tmp_path / "out", file, "part 2 of 3")
+
+
 def test_harmless_entries_are_accepted(write_gguf, llama, tmp_path):
     metadata = {"llama.rope.scaling.type": "none", "llama.vocab_size": 264, "llama.rope.dimension_count": 16}
     file = write_gguf(llama, tmp_path / "model.gguf", metadata=metadata)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from architectures.checkpoint import TensorInfo, write_weights
 from architectures.hub import read_config
@@ -110,6 +110,17 @@ def test_sizes_an_engine_might_guess_are_written_out(make_checkpoint, tmp_path):
     assert {key: draft[key] for key in left_out} == {key: before[key] for key in left_out}
     assert (draft["num_hidden_layers"], draft["vocab_size"]) == (2, 264)
     assert "_name_or_path" not in draft
+
+
+@pytest.mark.parametrize("rope", [{"rope_type": "default"}, {"rope_type": "linear", "factor": 2.0}])
+def test_rotary_entries_are_written_for_transformers_4_too(make_checkpoint, tmp_path, rope):
+    folder = make_checkpoint(rope_parameters=rope | {"rope_theta": 5e5})
+    prune_checkpoint(folder, plan_for(folder, layers=2), tmp_path / "draft")
+    config = read_config(tmp_path / "draft")
+    assert config["rope_theta"] == 5e5
+    assert config.get("rope_scaling", {"rope_type": "default"}) == rope
+    assert AutoConfig.from_pretrained(tmp_path / "draft").rope_parameters == config["rope_parameters"]
+    assert torch.equal(load(tmp_path / "draft").model.rotary_emb.inv_freq, load(folder).model.rotary_emb.inv_freq)
 
 
 def test_layer_lists_and_window_layers_follow_the_cut(family_checkpoint, tmp_path):
