@@ -30,6 +30,7 @@ from architectures.errors import UserError
 from architectures.files import remove_partials
 from architectures.hub import is_gguf, read_config, require_whole_head, resolve_checkpoint
 from architectures.manifest import (
+    MANIFEST_NAME,
     Manifest,
     StageName,
     changed_inputs,
@@ -44,6 +45,7 @@ from architectures.requested_shape import ArchitectureConfig, TargetConfig
 from architectures.settings import command_of
 from architectures.shapes import ContextLength, Shape, context_length, target_shape
 from architectures.sharing import ALONE, Share
+from architectures.target_files import SETTINGS_NAME
 from distill.recipe.recipe import RESOLVED, Recipe, dotted, save_recipe
 from distill.recipe.validate import reject_unfit
 from eval.layer_memory import reject_asked_cap
@@ -76,6 +78,17 @@ ARTIFACTS = {  # by the name of their directory in a run, in the order of the st
 }
 
 
+MAX_LOST = 5  # files that are named
+WRITTEN_WHOLE = ("prune", "generate", "cache", "export", "eval")  # stages that record their files when they finish
+CHANGED_LATER = (MANIFEST_NAME, SETTINGS_NAME)  # the best k is written into a finished draft
+
+
+def file_sizes(folder: Path) -> dict[str, int]:
+    """Return the bytes of every file below a directory, by relative path."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name not in CHANGED_LATER)
+    return {str(path.relative_to(folder)): path.stat().st_size for path in files}
+
+
 @dataclass(frozen=True)
 class Artifact:
     """A directory of a run; finished once it holds a manifest."""
@@ -100,6 +113,11 @@ class Artifact:
         """Return True if it is finished and made from these inputs; print the result and any differences."""
         manifest = self.manifest
         if manifest is None:
+            return False
+        if manifest["inputs"] == inputs and (lost := self.lost_files()):
+            print(f"   {self.path}: {', '.join(lost[:MAX_LOST])} missing or changed; written again", flush=True)
+            for name in lost:
+                (self.path / name).unlink(missing_ok=True)
             return False
         if manifest["inputs"] == inputs:
             print(f"   {self.path}: up to date", flush=True)
@@ -127,9 +145,20 @@ class Artifact:
             )
 
     def require(self, inputs: Mapping[str, Any]) -> None:
-        """Raise UserError unless it is finished and made from these inputs."""
+        """Raise UserError unless it is finished, made from these inputs, and has the files it was finished with."""
         self.require_finished()
         self.reject_changed(inputs)
+        if lost := self.lost_files():
+            raise UserError(
+                f"{self.path}: {', '.join(lost[:MAX_LOST])} missing or changed since it was written. "
+                f"Run {command_of(self.made.command)} again."
+            )
+
+    def lost_files(self) -> list[str]:
+        """Return the files that are missing, or have another size than when it was finished."""
+        recorded = (self.manifest or {}).get("files", {})
+        present = file_sizes(self.path)
+        return [name for name, size in recorded.items() if present.get(name) != size]
 
 
 HOW = (  # like the device, these choose how a result is computed or stored, not the result
@@ -314,6 +343,8 @@ class Run:
             details: Further entries of the manifest.
         """
         of_run = carried(self.recipe, artifact.made.carries)
+        if artifact.made.stage in WRITTEN_WHOLE:
+            of_run["files"] = file_sizes(folder or artifact.path)
         write_manifest(folder or artifact.path, stage=artifact.made.stage, inputs=inputs, **details, **of_run)
 
     def begin(self) -> None:

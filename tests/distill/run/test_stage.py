@@ -84,10 +84,10 @@ def test_a_manifest_says_what_its_kind_carries_behind_what_its_stage_says(run, s
     stage("a")
     manifest = read_manifest(run.eval.path)
     assert manifest is not None
-    assert list(manifest) == ["stage", "inputs", "figures", "recipe", "provenance"]
+    assert list(manifest) == ["stage", "inputs", "figures", "recipe", "files", "provenance"]
     assert (manifest["figures"], manifest["recipe"]) == (3, recipe_hash(run.recipe))
     run.record(run.draft, {}, finished=True)
-    assert list(read_manifest(run.draft.path) or {})[2:-1] == ["finished", "target", "recipe", "seed"]
+    assert list(read_manifest(run.draft.path) or {})[2:-1] == ["finished", "target", "recipe", "seed", "files"]
 
 
 def test_a_run_may_lie_elsewhere_than_its_recipe_says_and_share_its_scores(run, tmp_path):
@@ -112,3 +112,15 @@ def test_no_other_place_names_the_folders_of_a_run():
     assert {path: names for path, names in named.items() if names} == {
         "distill/choose/search.py": {"eval"}  # of the trials together, which are no run
     }
+
+
+@pytest.mark.parametrize("damage", [Path.unlink, lambda path: path.write_text("edited")])
+def test_what_lost_a_file_is_made_again_and_not_used(run, stage, made, capsys, damage):
+    stage("a")
+    damage(run.eval.path / "a")
+    with rejects(f"{run.eval.path}: a "):
+        run.eval.require({"prompts": "a"})
+    stage("a")
+    assert made == ["a", "a"]
+    assert f"{run.eval.path}: a " in capsys.readouterr().out
+    run.eval.require({"prompts": "a"})
