@@ -143,7 +143,10 @@ def replay_drafts(
         ReplayedDraft(
             name,
             sampling.temperature,
-            [ReplayedResponse(prompt, trace.category, each[name], trace.task) for prompt, trace, each in numbered],
+            [
+                ReplayedResponse(prompt, trace.category, each[name], trace.task, len(trace.prompt_ids))
+                for prompt, trace, each in numbered
+            ],
             has_small_head=head_ids(draft) is not None,
         )
         for name, draft in drafts.items()

@@ -390,6 +390,7 @@ def as_array(values_T: Tensor) -> Array:
     return values_T.double().cpu().numpy()
 
 
+CONTEXT_EDGES = (512, 1024, 2048, 4096, 8192, 16384, 32768)  # preceding tokens of prompt and response
 POSITION_EDGES = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096)  # preceding tokens of the response
 ENTROPY_EDGES_NATS = (0.1, 0.5, 1.0, 2.0, 4.0)
 NO_TASK, NO_CATEGORY = "without a task", "without a category"
@@ -491,19 +492,21 @@ class ReplayedResponse:
 
     Attributes:
         prompt: Index of the prompt; a multi-turn conversation is one prompt.
+        prompt_len: Tokens of the prompt, with earlier turns.
     """
 
     prompt: int
     category: str | None
     replay: Replay
     task: str | None = None
+    prompt_len: int = 0
 
 
 Parting = tuple[list[str], list[NDArray[np.int64]]]  # labels in order; per response, the label index of every token
 
 
 def part_tokens(responses: Sequence[ReplayedResponse]) -> dict[str, Parting]:
-    """Return every breakdown of the tokens: by task, category, output position and entropy.
+    """Return every breakdown of the tokens: by task, category, output position, context length and entropy.
 
     Tasks and categories are in alphabetical order; responses without one come last. A breakdown may fill only one bin.
     """
@@ -516,6 +519,10 @@ def part_tokens(responses: Sequence[ReplayedResponse]) -> dict[str, Parting]:
         pairs = zip(replays, indices, strict=True)
         parted[by] = labels, [np.full(replay.num_tokens, index) for replay, index in pairs]
     parted["output_position"] = token_labels(POSITION_EDGES), [position_bins(each.num_tokens) for each in replays]
+    parted["context_length"] = (
+        token_labels(CONTEXT_EDGES),
+        [np.digitize(each.prompt_len + np.arange(each.replay.num_tokens), CONTEXT_EDGES) for each in responses],
+    )
     entropy_bins = [np.digitize(each.target_entropy, ENTROPY_EDGES_NATS) for each in replays]
     parted["entropy"] = nats_labels(ENTROPY_EDGES_NATS), entropy_bins
     return parted

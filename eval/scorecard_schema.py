@@ -272,7 +272,7 @@ class Bin(Record):
 
 
 class Bins(Record):
-    """Tokens by task, category, position or entropy."""
+    """Tokens by task, category, output position, context length or entropy."""
 
     by: str
     bins: tuple[Bin, ...]

@@ -37,6 +37,11 @@ def test_positions_and_their_labels(position, label):
     assert bin_labels([replayed(5000)], "output_position")[0][position] == label
 
 
+def test_the_context_length_counts_prompt_and_response():
+    [labels] = bin_labels([replace(replayed(600), prompt_len=500)], "context_length")
+    assert labels == ["0-511"] * 12 + ["512-1023"] * 512 + ["1024-2047"] * 76
+
+
 def test_no_category_overwrites_the_one_before():
     """Of languages that take turns every response stays with its own."""
     languages = ("fr", "de", "fr", "en", "de", "fr")
