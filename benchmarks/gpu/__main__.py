@@ -29,9 +29,7 @@ from distill.debug import prompts, tiny_config, tiny_shapes, write_tiny
 from distill.process import report_user_errors
 
 LEAST_TORCH, TRIED_TORCH = (2, 7), ("2.7", "2.11")
-LIKENESS = "meta-llama/Llama-2-7b-chat-hf"  # what the random target of size tiny takes after
 GRACE_S = 5  # from being asked to end to being killed
-KEPT_TARGET = "models/SmolLM2-135M-Instruct"
 
 Record = dict[str, Any]
 
@@ -137,12 +135,12 @@ def target_folder(options: argparse.Namespace, size: Size) -> Path:
             raise UserError(f"--target {options.target}: holds no config.json. Name a folder that import wrote.")
         return options.target
     if size == "tiny":
-        config, _ = config_at_hand(LIKENESS, "main")
+        config, _ = config_at_hand("meta-llama/Llama-2-7b-chat-hf", "main")
         [shape] = tiny_shapes(Shape.from_config(config))
         shape = replace(shape, head_dim=32)  # the least that vLLM's attention has on every CPU
         write_tiny(options.keep / "tiny", tiny_config(config, shape), weights=True)
         return options.keep / "tiny"
-    folder, carried = options.keep / KEPT_TARGET, options.keep / TARGET_NAME
+    folder, carried = options.keep / "models/SmolLM2-135M-Instruct", options.keep / TARGET_NAME
     if carried.is_file() and not (folder / "config.json").is_file():
         words = [sys.executable, "-m", "widedraft", "import", str(carried), "--to", str(folder)]
         subprocess.run(words, check=True)

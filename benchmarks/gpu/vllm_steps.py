@@ -113,13 +113,14 @@ def rows(setting: Setting) -> Iterator[Row]:
     file = setting.work / "vllm_steps.json"
     earlier = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else []
     measured = {(row["case"], row["batch"]) for row in earlier if "step_ms" in row}
-    batches = set(sizes.batches)
     cases = [Case(PLAIN, 0)]
     for k in sizes.ks:
         drafts = [Case(draft, k) for draft in sizes.drafts]
         if k == sizes.ks[0] and setting.device.type == "cuda":  # vLLM's CPU build has no synthetic acceptance
             drafts += [Case(draft, k, CHECKED_ALPHA) for draft in list(sizes.drafts)[:2]]
-        pending = [case for case in drafts if batches - {batch for name, batch in measured if name == case.name}]
+        pending = [
+            case for case in drafts if set(sizes.batches) - {batch for name, batch in measured if name == case.name}
+        ]
         cases += [Case(NO_DRAFT, k), *pending] if pending else []
     run = datetime.now(UTC).isoformat(timespec="minutes")
     for row in measure(cases if len(cases) > 1 else [], sizes, setting):
