@@ -118,9 +118,7 @@ def rows(setting: Setting) -> Iterator[Row]:
         drafts = [Case(draft, k) for draft in sizes.drafts]
         if k == sizes.ks[0] and setting.device.type == "cuda":  # vLLM's CPU build has no synthetic acceptance
             drafts += [Case(draft, k, CHECKED_ALPHA) for draft in list(sizes.drafts)[:2]]
-        pending = [
-            case for case in drafts if set(sizes.batches) - {batch for name, batch in measured if name == case.name}
-        ]
+        pending = [case for case in drafts if any((case.name, batch) not in measured for batch in sizes.batches)]
         cases += [Case(NO_DRAFT, k), *pending] if pending else []
     run = datetime.now(UTC).isoformat(timespec="minutes")
     for row in measure(cases if len(cases) > 1 else [], sizes, setting):
