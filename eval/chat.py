@@ -359,6 +359,20 @@ def template_renders(tokenizer: "PreTrainedTokenizerBase", _template: str, featu
         return False
 
 
+def end_of_turn(tokenizer: "PreTrainedTokenizerBase") -> int | None:
+    """Return the special token that ends a response in the chat template; None without one."""
+    if not tokenizer.chat_template:
+        return None
+    try:
+        turn = Turn((user_turn("?"), assistant_turn(SENTINEL)))
+        _, mark, ending = chat_text(tokenizer, turn, add_generation_prompt=False).rpartition(SENTINEL)
+    except RowError:  # rows of another form may be accepted
+        return None
+    ids = tokenizer(ending, add_special_tokens=False)["input_ids"] if mark else []
+    special = {token for token, added in tokenizer.added_tokens_decoder.items() if added.special}
+    return next((each for each in ids[:1] if each in special), None)
+
+
 def template_hash(tokenizer: "PreTrainedTokenizerBase") -> str:
     """Return the sha256 of the chat template, or its absence, and the special tokens."""
     template = tokenizer.get_chat_template() if tokenizer.chat_template else None

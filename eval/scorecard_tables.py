@@ -213,7 +213,7 @@ def positions(drafts: Sequence[ScoredDraft]) -> Table:
 
 
 def groups(drafts: Sequence[ScoredDraft]) -> Table | None:
-    """Tabulate acceptance by task, category, output position, context length and entropy of the target; without baselines."""
+    """Tabulate acceptance by every breakdown of the tokens; without baselines."""
     rows = []
     for draft, temperature in at_temperatures(primaries(drafts)):
         row, k = draft.row(temperature), draft.best_k(temperature)

@@ -20,7 +20,7 @@ from architectures.console import Advance, no_progress, progress
 from architectures.errors import UserError
 from architectures.manifest import fingerprint_checkpoint, fingerprint_value
 from architectures.sharing import ALONE, Share
-from eval.chat import render_prompt, template_hash
+from eval.chat import end_of_turn, render_prompt, template_hash
 from eval.decoding.cuda_graphs import generation_opener
 from eval.decoding.kv_cache import Opener
 from eval.decoding.sampling import DRAWS, Decoded, Limits, Sampling
@@ -251,7 +251,16 @@ class LocalGenerator:
         seeds = [derive_seed(self.settings.seed, self.name, turn.id) for _, turn in batch]
         return decode_steps([self.model], wanted, row_seeds=seeds, opener=self.opener)
 
+    @cached_property
+    def end_of_turn(self) -> int | None:
+        return end_of_turn(self.tokenizer)
+
     def trace(self, turn: RecordedTurn, prompt_ids: Sequence[int], decoded: Decoded) -> Trace:
+        if self.end_of_turn in decoded.token_ids[:-1]:
+            raise UserError(
+                f"{self.target}: responses continue after {self.tokenizer.decode([self.end_of_turn])!r}, which ends "
+                f"turns in its chat template. Add token {self.end_of_turn} to eos_token_id in generation_config.json."
+            )
         text = self.tokenizer.decode(
             list(decoded.token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
         )

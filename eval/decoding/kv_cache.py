@@ -40,6 +40,7 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from transformers.masking_utils import create_causal_mask
 from transformers.modeling_outputs import BaseModelOutput
 
+from architectures.errors import UserError
 from architectures.families import FAMILIES
 from architectures.vocabulary_head import columns_below, encoded
 
@@ -259,8 +260,10 @@ def open_sequencer(
         goes_back: True if tokens will be rolled back.
 
     Raises:
+        UserError: If rotary frequencies would change with the length of the text.
         ValueError: If the model takes one row at a time and there are more.
     """
+    reject_changing_rope(model, prompts, capacity)
     if by_rows(model) and (goes_back or sees_all(model, capacity)):
         return RowSequencer(model, capacity=capacity, vocab_size=vocab_size)
     if len(prompts) != 1 and goes_back:
@@ -270,6 +273,24 @@ def open_sequencer(
     if goes_back and is_recurrent(model):
         return RecurrentSequencer(model, vocab_size=vocab_size)
     return TextSequencer(model, num_rows=len(prompts), vocab_size=vocab_size, goes_back=goes_back)
+
+
+def reject_changing_rope(model: PreTrainedModel, prompts: Sequence[Sequence[int]], capacity: int) -> None:
+    """Raise UserError if the length of a batch changes rotary frequencies while it is decoded.
+
+    Transformers takes one length for all rows and all tokens of a pass: a text would depend on the other rows, and on
+    how many tokens are verified together. Dynamic scaling changes with each token beyond the limit, longrope once.
+    """
+    config = model.config.get_text_config(decoder=True)
+    rope = getattr(config, "rope_parameters", None) or {}
+    for each in [rope] if "rope_type" in rope else rope.values():
+        limit = each.get("original_max_position_embeddings") or config.max_position_embeddings
+        kind, shortest = each.get("rope_type"), min(map(len, prompts), default=0)
+        if capacity > limit and (kind == "dynamic" or (kind == "longrope" and shortest <= limit)):
+            raise UserError(
+                f"{config.name_or_path}: its rotary frequencies (rope_type {kind}) change when a text exceeds {limit} "
+                f"tokens, and up to {capacity} are decoded. Use shorter prompts, or fewer new tokens."
+            )
 
 
 def takes_rows(model: PreTrainedModel, *, goes_back: bool = True) -> bool:

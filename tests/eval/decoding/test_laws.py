@@ -1,6 +1,7 @@
 """Speculative decoding is lossless: in distribution, token for token where it can be, row by row in any batch."""
 
 import dataclasses
+from typing import Any
 
 import pytest
 import torch
@@ -28,6 +29,7 @@ from tests.eval.decoding.laws import (
     require_same_law,
     text_chances,
 )
+from tests.rejections import rejects
 
 ALL = Sampling(1.3, top_p=0.9, top_k=3, min_p=0.1, repetition_penalty=1.3)
 
@@ -132,3 +134,38 @@ def test_an_encoder_decoder_decodes_by_the_same_laws(translators, prompts):
 def test_a_family_that_takes_rows_drafts_for_one_that_does_not(make_checkpoint, target, prompts):
     bloom = load_model(make_checkpoint(seed=3, model_type="bloom"), dtype="float32", device="cpu")
     law_greedy_text_is_the_targets(bloom, target, prompts[:4], Limits(8, frozenset({2})))
+
+
+ROPES = {
+    "linear": {"factor": 2.0},
+    "yarn": {"factor": 2.0, "original_max_position_embeddings": 16},
+    "llama3": {
+        "factor": 2.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 16,
+    },
+    "dynamic": {"factor": 2.0},
+    "longrope": {"short_factor": [1.0] * 8, "long_factor": [2.0] * 8, "original_max_position_embeddings": 16},
+}
+
+
+@pytest.mark.parametrize("kind", ROPES)
+def test_rotary_scaling_leaves_each_text_its_own(make_checkpoint, noisy_draft, kind):
+    """In a batch, alone, with a draft and in transformers; where that cannot be, the batch is rejected."""
+    rope = {"rope_type": kind, "rope_theta": 10000.0, **ROPES[kind]}
+    model: Any = load_model(
+        make_checkpoint(seed=5, rope_parameters=rope, max_position_embeddings=32), dtype="float32", device="cpu"
+    )
+    prompts = [[1, *range(60, 69)], [1, *range(70, 91)]]
+    limits = Limits(8)
+    if kind in ("dynamic", "longrope"):
+        with rejects(kind):
+            plain_decode(model, [[1, *range(60, 90)], prompts[0]], limits=limits)
+        prompts = [prompts[1]] if kind == "longrope" else [prompt[:20] for prompt in prompts]
+    together = plain_decode(model, prompts, limits=limits)
+    drafted = speculative_decode(model, noisy_draft, prompts, limits=limits, speculation=Speculation(3))
+    for prompt, text, other in zip(prompts, together, drafted, strict=True):
+        [alone] = plain_decode(model, [prompt], limits=limits)
+        theirs = model.generate(torch.tensor([prompt]), max_new_tokens=8, do_sample=False, eos_token_id=-1)
+        assert text.token_ids == other.token_ids == alone.token_ids == tuple(theirs[0, len(prompt) :].tolist())
