@@ -130,9 +130,15 @@ def test_no_option_is_accepted_and_ignored(run, questions, target_folder, noisy_
     assert run(*usual, f"--{option}", *given) != DECODED[mode]
 
 
+def test_arguments_of_the_chat_template_reach_every_prompt(questions):
+    for words in (None, (str(questions),)):
+        prompts = prompts_of(words, 3, {"enable_thinking": False})
+        assert [prompt.chat_template_kwargs for prompt in prompts] == [{"enable_thinking": False}] * 3
+
+
 def test_every_option_is_among_those_tried():
     known = {flag_of(name).removeprefix("--") for name in widedraft.COMMANDS["verify"].settings.model_fields}
-    held = {"target-placement", "target-device-memory-gib", "target-bits"}  # below
+    held = {"target-placement", "target-device-memory-gib", "target-bits", "chat-template-kwargs"}  # below
     assert known == set().union(*OPTIONS.values()) | held | {"accuracy", "show"}
 
 
