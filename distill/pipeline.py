@@ -391,7 +391,8 @@ def eval_prompts(run: Run) -> list["Prompt"]:
     # Prompts of tasks, without those that the draft was trained on.
     kwargs = run.recipe.data.chat_template_kwargs
     prompts = load_in_turn(scoring.tasks, most=scoring.num_prompts, chat_template_kwargs=kwargs)
-    learned = read_traces(run.data.path, "train") if run.recipe.distill.trains_on_responses else []
+    has_responses = run.recipe.distill.trains_on_responses and run.data.is_finished
+    learned = read_traces(run.data.path, "train") if has_responses else []
     trained_on = {trace.prompt_ids for trace in learned}
     fresh = [prompt for prompt, ids in rendered(load_tokenizer(run.target), prompts) if tuple(ids) not in trained_on]
     if not fresh:

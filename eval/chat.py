@@ -198,8 +198,8 @@ def parse_call(call: Any, place: str, where: str) -> dict[str, Any]:
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise wrong(where, place, "a tool call with the name of a function", call)
     arguments = parsed_json(function.get("arguments", function.get("parameters")) or {})
-    told = {"type": "function", "function": {"name": function["name"], "arguments": arguments}}
-    return ({"id": call["id"]} if isinstance(call.get("id"), str) else {}) | told
+    parsed = {"type": "function", "function": {"name": function["name"], "arguments": arguments}}
+    return ({"id": call["id"]} if isinstance(call.get("id"), str) else {}) | parsed
 
 
 def parsed_json(value: Any) -> Any:

@@ -73,7 +73,7 @@ def parse_row(row: Any, where: str) -> Prompt:
     if name == "turns":
         first, *later = parse_turns(row[name], name, where)
         return Prompt(where, tuple(with_columns([user_turn(first)], row, where)), tuple(later), category, tools=tools)
-    messages = asked(row_messages(row, name, where), name, row[name], where)
+    messages = prompt_messages(row_messages(row, name, where), name, row[name], where)
     return Prompt(where, messages, category=category, tools=tools)
 
 
@@ -89,7 +89,7 @@ def row_messages(row: Mapping[str, Any], name: str, where: str) -> list[Message]
     return with_columns([user_turn(single_text(row, name, where))], row, where)
 
 
-def asked(messages: Sequence[Message], name: str, value: Any, where: str) -> tuple[Message, ...]:
+def prompt_messages(messages: Sequence[Message], name: str, value: Any, where: str) -> tuple[Message, ...]:
     """Return a conversation without the final response, which the target generates itself."""
     messages = list(messages)
     if messages and messages[-1]["role"] == "assistant":
@@ -290,7 +290,7 @@ def task_prompt(task: Task, row: Any, where: str) -> Prompt:
             first, *later = parse_turns(row[field], field, where)
             messages = (user_turn(first),)
         else:
-            messages = asked(parse_messages(row[field], field, where), field, row[field], where)
+            messages = prompt_messages(parse_messages(row[field], field, where), field, row[field], where)
     else:
         text = template_text(task, row, where)
         messages = (raw_text(text) if task.form == "text" else user_turn(text),)

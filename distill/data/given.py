@@ -36,7 +36,7 @@ from distill.data.training_data import (
     drop_duplicates,
     drop_evaluated,
     hold_out,
-    report,
+    print_skipped,
 )
 from distill.recipe.sections import DataConfig
 from eval.chat import (
@@ -168,9 +168,12 @@ class Renderer:
         """Render a response behind the <think> that the template opens, which it drops from complete turns.
 
         Raises:
-            RowError: If the message has no reasoning.
+            RowError: If the message has no reasoning, or tool calls, whose place only the template knows.
         """
         message = conversation.messages[index]
+        if "tool_calls" in message:
+            kind = "has tool_calls, but the chat template drops the <think> that it opens"
+            raise RowError(f"{location} {kind}. Remove such rows, {WRITTEN_INSTEAD}.", kind)
         reasoning, mark, content = message["content"].rpartition(CLOSE_THINK)
         reasoning = message.get("reasoning_content", reasoning.partition(OPEN_THINK)[2] if mark else "")
         if not reasoning.strip():
@@ -277,7 +280,7 @@ def collect_given(
     """
     renderer, malformed = Renderer(target), RowErrors(skip=config.malformed == "skip")
     pairs = read_conversations(renderer, config, malformed)
-    report(malformed)
+    print_skipped(malformed)
     ids = {id(conversation): tuple(own) for conversation, own in pairs}
     distinct = drop_duplicates([conversation for conversation, _ in pairs])
     max_prompt_len = config.max_seq_len - 1  # turns after more tokens are dropped and counted

@@ -334,7 +334,7 @@ def generate_responses(
     tokenizer = load_tokenizer(target)
     pairs = rendered(tokenizer, named, malformed)
     malformed.raise_any()
-    report(malformed)
+    print_skipped(malformed)
     if not tokenizer.chat_template:
         print(f"{target}: has no chat template; prompts are continued as raw text", file=sys.stderr)
 
@@ -425,7 +425,7 @@ def drop_evaluated(train: Sequence[Row], held_out: Sequence[Row], ids: Mapping[i
     return fresh
 
 
-def report(malformed: RowErrors) -> None:
+def print_skipped(malformed: RowErrors) -> None:
     """Print malformed rows that are skipped."""
     if malformed.counts:
         print(f"{malformed.summary()}\ndata.malformed=skip: left out", file=sys.stderr)

@@ -168,7 +168,7 @@ class LocalGenerator:
         self.name = name
         self.share = share
         self.advance: Advance = no_progress
-        self.is_tried = False  # in float16, whose range large models exceed
+        self.is_checked = False  # in float16, whose range large models exceed
 
     @cached_property
     def model(self) -> PreTrainedModel:
@@ -239,10 +239,10 @@ class LocalGenerator:
         self.advance(work - steps * step_work, items=0)
 
     def decode(self, batch: Sequence[Rendered]) -> Iterator[Emitted | tuple[int, Decoded]]:
-        if self.settings.dtype == "float16" and not self.is_tried:
+        if self.settings.dtype == "float16" and not self.is_checked:
             ids, _ = max(batch, key=lambda rendered: len(rendered[0]))
             require_finite(response_logits(self.model, ids[:-1] or ids, ids[-1:]), self.model)
-            self.is_tried = True
+            self.is_checked = True
         wanted = DecodingRequest(
             [ids for ids, _ in batch],
             Limits(self.settings.max_new_tokens, stop_token_ids(self.model)),
