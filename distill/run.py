@@ -79,7 +79,7 @@ ARTIFACTS = {  # by the name of their directory in a run, in the order of the st
 
 
 MAX_LOST = 5  # files that are named
-WRITTEN_WHOLE = ("prune", "generate", "cache", "export", "eval")  # stages that record their files when they finish
+WRITTEN_WHOLE = ("prune", "generate", "export", "eval")  # record their files; cache has sizes and checksums of its own
 CHANGED_LATER = (MANIFEST_NAME, SETTINGS_NAME)  # the best k is written into a finished draft
 
 
@@ -156,7 +156,7 @@ class Artifact:
 
     def lost_files(self) -> list[str]:
         """Return the files that are missing, or have another size than when it was finished."""
-        recorded = (self.manifest or {}).get("files", {})
+        recorded = (self.manifest or {}).get("file_sizes", {})
         present = file_sizes(self.path)
         return [name for name, size in recorded.items() if present.get(name) != size]
 
@@ -344,7 +344,7 @@ class Run:
         """
         of_run = carried(self.recipe, artifact.made.carries)
         if artifact.made.stage in WRITTEN_WHOLE:
-            of_run["files"] = file_sizes(folder or artifact.path)
+            of_run["file_sizes"] = file_sizes(folder or artifact.path)
         write_manifest(folder or artifact.path, stage=artifact.made.stage, inputs=inputs, **details, **of_run)
 
     def begin(self) -> None:

@@ -84,10 +84,10 @@ def test_a_manifest_says_what_its_kind_carries_behind_what_its_stage_says(run, s
     stage("a")
     manifest = read_manifest(run.eval.path)
     assert manifest is not None
-    assert list(manifest) == ["stage", "inputs", "figures", "recipe", "files", "provenance"]
+    assert list(manifest) == ["stage", "inputs", "figures", "recipe", "file_sizes", "provenance"]
     assert (manifest["figures"], manifest["recipe"]) == (3, recipe_hash(run.recipe))
     run.record(run.draft, {}, finished=True)
-    assert list(read_manifest(run.draft.path) or {})[2:-1] == ["finished", "target", "recipe", "seed", "files"]
+    assert list(read_manifest(run.draft.path) or {})[2:-1] == ["finished", "target", "recipe", "seed", "file_sizes"]
 
 
 def test_a_run_may_lie_elsewhere_than_its_recipe_says_and_share_its_scores(run, tmp_path):
