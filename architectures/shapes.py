@@ -358,7 +358,7 @@ def rope_for_transformers_4(config: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(rope, Mapping) or "rope_theta" not in rope or "rope_theta" in config:
         return {}
     scaling = {key: value for key, value in rope.items() if key != "rope_theta"}
-    is_scaled = scaling.get("rope_type", "default") != "default"
+    is_scaled = scaling.get("rope_type", "default") not in ("default", "longrope")  # Phi-3 4.x takes other entries
     return {"rope_theta": rope["rope_theta"], **({"rope_scaling": scaling} if is_scaled else {})}
 
 

@@ -378,8 +378,14 @@ def head_of(lm: PreTrainedModel) -> Head:
     module = lm.get_output_embeddings()
     assert isinstance(module, nn.Linear), "a language model has a linear output head"
     cap = getattr(lm.config, "final_logit_softcapping", None)  # of Gemma
-    divisor = getattr(lm.config, "logits_scaling", 1.0)  # of Granite
-    return Head(module.weight, module.bias, cap, vocab_size=len(module.weight), ids_V=head_ids(lm), divisor=divisor)
+    ids_V, divisor = head_ids(lm), logit_divisor(lm.config)
+    return Head(module.weight, module.bias, cap, vocab_size=len(module.weight), ids_V=ids_V, divisor=divisor)
+
+
+def logit_divisor(config: Any) -> float:
+    """Return the number that a model divides its logits by: of Granite; a factor of Cohere and of Falcon-H1."""
+    factor = getattr(config, "logit_scale", None) or getattr(config, "lm_head_multiplier", None) or 1.0
+    return getattr(config, "logits_scaling", 1.0) / factor
 
 
 def vocab_size_of(lm: PreTrainedModel) -> int:

@@ -30,6 +30,7 @@ from architectures.manifest import (
     ResponseCounts,
     changed_inputs,
     fingerprint_checkpoint,
+    fingerprint_value,
     flat,
     package_version,
 )
@@ -393,8 +394,12 @@ def eval_prompts(run: Run) -> list["Prompt"]:
     prompts = load_in_turn(scoring.tasks, most=scoring.num_prompts, chat_template_kwargs=kwargs)
     has_responses = run.recipe.distill.trains_on_responses and run.data.is_finished
     learned = read_traces(run.data.path, "train") if has_responses else []
-    trained_on = {trace.prompt_ids for trace in learned}
-    fresh = [prompt for prompt, ids in rendered(load_tokenizer(run.target), prompts) if tuple(ids) not in trained_on]
+    trained_on = {key for trace in learned for key in (trace.prompt_ids, fingerprint_value(trace.messages))}
+    fresh = [
+        prompt
+        for prompt, ids in rendered(load_tokenizer(run.target), prompts)
+        if trained_on.isdisjoint((tuple(ids), fingerprint_value(prompt.messages)))
+    ]
     if not fresh:
         raise UserError(f"eval.tasks: the draft was trained on all {len(prompts)} prompts. Use others.")
     if len(fresh) < len(prompts):

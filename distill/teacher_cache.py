@@ -67,7 +67,7 @@ from distill.cache_files import (
     require_same_capture,
     shard_tokens,
 )
-from distill.chunked_loss import Head, ResponseLogits, head_of
+from distill.chunked_loss import Head, ResponseLogits, head_of, logit_divisor
 from distill.data.batches import Example, ResponseDataset, collate
 from distill.recipe.sections import TeacherConfig, bytes_per_token, id_bytes, kept_of, reject_k_beyond
 from eval.decoding.generate import derive_seed
@@ -79,26 +79,28 @@ ID_TYPES = {1: torch.uint8, 2: torch.uint16, 4: torch.int32}
 LOG_PROB_TYPE = torch.float16  # log p = -10 to 0.004; bfloat16 would round it to 0.03
 
 
-OTHER_HEADS = {True: ("model.embed_tokens.weight", "transformer.wte.weight"), False: ("lm_head.weight",)}  # if tied
+OTHER_HEADS = ("lm_head.weight", "model.embed_tokens.weight", "transformer.wte.weight")
 
 
 def load_head(target: Path, *, dtype: str, device: str) -> Head:
-    """Load only the output head of a target; no supported family has a bias there."""
+    """Load only the output head of a target."""
     config = read_config(target)
     is_tied = target_shape(config, where=str(target / "config.json")).tied
     family = FAMILIES.get(config["model_type"])
     weights = open_weights(target, base_prefix="" if family is None else family.base_prefix)
     if family is None:  # by the names that causal LMs of transformers have
-        name = next((name for name in OTHER_HEADS[is_tied] if name in weights.info), None)
+        name = next((name for name in OTHER_HEADS if name in weights.info), None)  # a tied head is not stored
         if name is None:
-            raise UserError(f"{target}: contains none of {', '.join(OTHER_HEADS[is_tied])}. Use a live teacher.")
+            raise UserError(f"{target}: contains none of {', '.join(OTHER_HEADS)}. Use a live teacher.")
     else:
         name = family.weight("embedding" if is_tied else "head")
     weight_VH = weights.read(name).to(device=device, dtype=getattr(torch, dtype))
     settings = text_config(target)
     softcap = getattr(settings, "final_logit_softcapping", None)
-    divisor = getattr(settings, "logits_scaling", 1.0)
-    return Head(weight_VH, bias_V=None, softcap=softcap, vocab_size=len(weight_VH), divisor=divisor)
+    bias_V, bias = None, name.replace(".weight", ".bias")
+    if bias in weights.info:
+        bias_V = weights.read(bias).to(device=device, dtype=getattr(torch, dtype))
+    return Head(weight_VH, bias_V, softcap=softcap, vocab_size=len(weight_VH), divisor=logit_divisor(settings))
 
 
 def top_k_rows(logits_AV: Tensor, k: int) -> dict[str, Tensor]:

@@ -8,9 +8,11 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import lru_cache
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from architectures.errors import UserError
@@ -135,7 +137,10 @@ def parse_messages(value: Any, name: str, where: str) -> list[Message]:
         parse_message(message, f"{name}[{index}]", where)
         for index, message in enumerate(checked_list(value, name, where))
     ]
-    return [message for message in parsed if message is not None]
+    messages = [message for message in parsed if message is not None]
+    if not messages:
+        raise wrong(where, name, "a conversation with a message that is not empty", value)
+    return messages
 
 
 def parse_message(message: Any, place: str, where: str) -> Message | None:
@@ -144,11 +149,11 @@ def parse_message(message: Any, place: str, where: str) -> Message | None:
     Returns:
         None for a system message without content, as some exports write.
     """
-    written = message.get("role", message.get("from")) if isinstance(message, dict) else None
+    written = (message.get("role") or message.get("from")) if isinstance(message, dict) else None
     role = ROLES.get(written) if isinstance(written, str) else None
     if role is None:
         raise wrong(where, place, f"an object with content and a role of {', '.join(dict.fromkeys(ROLES))}", message)
-    field_name = "content" if "content" in message else "value" if "value" in message else "content"
+    field_name = "value" if message.get("content") is None and message.get("value") is not None else "content"
     content, calls = message.get(field_name), parse_tool_calls(message, place, where)
     if written == "function_call":
         calls, content = [parse_call(content, f"{place}.{field_name}", where)], ""
@@ -193,7 +198,7 @@ def parse_tool_calls(message: Mapping[str, Any], place: str, where: str) -> list
 
 def parse_call(call: Any, place: str, where: str) -> dict[str, Any]:
     """Return a call in OpenAI's form, its arguments as an object, which is what chat templates expect."""
-    call = parsed_json(call)
+    call = without_nulls(parsed_json(call))
     function = parsed_json(call.get("function", call)) if isinstance(call, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise wrong(where, place, "a tool call with the name of a function", call)
@@ -212,9 +217,16 @@ def parsed_json(value: Any) -> Any:
         return value
 
 
+def without_nulls(value: Any) -> Any:
+    """Return a value without null entries, which tables of `datasets` have where another row has a value."""
+    if isinstance(value, dict):
+        return {key: without_nulls(each) for key, each in value.items() if each is not None}
+    return [without_nulls(each) for each in value] if isinstance(value, list) else value
+
+
 def parse_tools(row: Mapping[str, Any], where: str) -> tuple[dict[str, Any], ...]:
     """Return the functions that a row offers: a list, or the JSON of one, as datasets store it."""
-    tools = parsed_json(row.get("tools") or [])
+    tools = without_nulls(parsed_json(row.get("tools") or []))
     if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
         raise wrong(where, "tools", "a list of functions", row["tools"])
     return tuple(tool if "function" in tool else {"type": "function", "function": tool} for tool in tools)
@@ -228,7 +240,10 @@ def with_columns(messages: Sequence[Message], row: Mapping[str, Any], where: str
         if messages[0]["role"] == "system":
             raise wrong(where, name, "absent, as messages begin with a system message", row[name])
         before.append({"role": "system", "content": checked_text(row[name], name, where)})
-    for index, pair in enumerate(row.get("history") or []):
+    history = row.get("history") or []
+    if not isinstance(history, list):
+        raise wrong(where, "history", "a list of user turns and responses", history)
+    for index, pair in enumerate(history):
         if not isinstance(pair, list) or len(pair) != 2:
             raise wrong(where, f"history[{index}]", "a user turn and its response", pair)
         texts = [checked_text(text, f"history[{index}][{number}]", where) for number, text in enumerate(pair)]
@@ -272,6 +287,9 @@ def render_prompt(tokenizer: "PreTrainedTokenizerBase", chat: Chat) -> list[int]
         RowError: If the chat template fails for the conversation, or does not render a part of it.
     """
     if not tokenizer.chat_template or chat.messages[0]["role"] == TEXT:
+        if chat.tools or any("tool_calls" in message or message["role"] == "tool" for message in chat.messages):
+            kind = "tools need a chat template"
+            raise RowError(f"{tokenizer.name_or_path}: has no chat template, and {kind}. Remove such rows.", kind)
         return list(tokenizer("\n\n".join(message["content"] for message in chat.messages))["input_ids"])
     return render_chat(tokenizer, chat, add_generation_prompt=True)
 
@@ -359,8 +377,8 @@ def template_renders(tokenizer: "PreTrainedTokenizerBase", _template: str, featu
         return False
 
 
-def end_of_turn(tokenizer: "PreTrainedTokenizerBase") -> int | None:
-    """Return the special token that ends a response in the chat template; None without one."""
+def end_of_turn(tokenizer: "PreTrainedTokenizerBase", stop_ids: AbstractSet[int]) -> int | None:
+    """Return the special token that ends a response in the chat template; None without one, or if it ends at a stop."""
     if not tokenizer.chat_template:
         return None
     try:
@@ -370,7 +388,8 @@ def end_of_turn(tokenizer: "PreTrainedTokenizerBase") -> int | None:
         return None
     ids = tokenizer(ending, add_special_tokens=False)["input_ids"] if mark else []
     special = {token for token, added in tokenizer.added_tokens_decoder.items() if added.special}
-    return next((each for each in ids[:1] if each in special), None)
+    leading = list(takewhile(lambda each: each in special, ids))
+    return leading[0] if leading and stop_ids.isdisjoint(leading) else None
 
 
 def template_hash(tokenizer: "PreTrainedTokenizerBase") -> str:

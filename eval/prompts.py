@@ -84,6 +84,8 @@ def request_body(row: Any) -> Any:
 
 def row_messages(row: Mapping[str, Any], name: str, where: str) -> list[Message]:
     """Return a row's messages, the response included if the same field contains it."""
+    if name == "chosen" and not isinstance(row[name], list):
+        raise wrong(where, name, "a list of messages, or next to a prompt", row[name])
     if name in MESSAGE_FIELDS or isinstance(row[name], list):
         return with_columns(parse_messages(row[name], name, where), row, where)
     return with_columns([user_turn(single_text(row, name, where))], row, where)

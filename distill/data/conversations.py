@@ -89,18 +89,22 @@ def parse_conversation(row: Any, where: str) -> Conversation:
     row = request_body(row)
     name = first_field(row, QUESTION_FIELDS, where, example=EXAMPLE)
     messages = row_messages(row, name, where)
-    if name not in (*MESSAGE_FIELDS, "chosen"):
-        response = first_there(RESPONSE_FIELDS, row)
+    response = first_there(RESPONSE_FIELDS, row)
+    has_own = name in (*MESSAGE_FIELDS, "chosen") and (response is None or messages[-1]["role"] != "user")
+    if not has_own:
         if response is None and messages[-1]["role"] != "assistant":
             first_field(row, RESPONSE_FIELDS, where, example=f"{EXAMPLE}, {WRITTEN_INSTEAD}")
         elif response is not None and isinstance(row[response], list):
             following = parse_messages(row[response], response, where)
-            if messages[0] in following:  # `chosen` of a preference row may repeat the prompt
-                messages = []
-            messages = [*messages, *following]
+            repeated = [stripped(each) for each in following]  # `chosen` of a preference row may repeat the prompt
+            messages = [*(each for each in messages if stripped(each) not in repeated), *following]
         elif response is not None:
             messages = [*messages, assistant_turn(checked_text(row[response], response, where))]
     return conversation_of(messages, where, parse_tools(row, where))
+
+
+def stripped(message: Message) -> Message:
+    return message | {"content": message["content"].strip()}
 
 
 def conversation_of(messages: Sequence[Message], where: str, tools: tuple[dict[str, Any], ...] = ()) -> Conversation:

@@ -124,9 +124,11 @@ class Renderer:
 
         Responses without reasoning are rendered after an empty <think>; `enable_thinking: false` opens a turn so.
         """
-        first, kwargs = conversation.messages[conversation.responses[0]], conversation.chat_template_kwargs
+        responses = [conversation.messages[index] for index in conversation.responses]
+        has_reasoning = any("reasoning_content" in each or CLOSE_THINK in each["content"] for each in responses)
+        kwargs = conversation.chat_template_kwargs
         lead = self.lead(kwargs)
-        if not lead or "reasoning_content" in first or CLOSE_THINK in first["content"]:
+        if not lead or has_reasoning:
             return conversation
         thinking_off = replace(conversation, chat_template_kwargs={**kwargs, "enable_thinking": False})
         opening, off = (self.opening_ids(each) for each in (conversation, thinking_off))
@@ -145,7 +147,9 @@ class Renderer:
         """
         where, message = conversation.source, conversation.messages[index]
         location = f"{where}: messages[{index}]"
-        self.reject_stop_within(message["content"], location)
+        calls = json.dumps(message.get("tool_calls", []), ensure_ascii=False)
+        for text in (message["content"], message.get("reasoning_content", ""), calls):
+            self.reject_stop_within(text, location)
         opening = self.render(conversation.until(index), where, add_generation_prompt=True)
         whole = self.render(conversation.until(index + 1), where, add_generation_prompt=False)
         if not continues(opening, whole) and opens_thinking(str(self.tokenizer.decode(opening))):

@@ -27,7 +27,7 @@ from architectures.settings import WHOLE, Holding
 from architectures.sharing import ALONE, Share
 from distill.data.conversations import Conversation
 from distill.recipe.sections import DataConfig
-from eval.chat import CLOSE_THINK, OPEN_THINK, RowErrors, Turn, chat_text, template_hash, user_turn
+from eval.chat import CLOSE_THINK, OPEN_THINK, Message, RowErrors, Turn, chat_text, template_hash, user_turn
 from eval.decoding.cuda_graphs import generation_opener
 from eval.decoding.generate import Kind, LocalGenerator, claimed_draws, derive_seed, within_context, write_traces
 from eval.decoding.kv_cache import Opener
@@ -401,7 +401,9 @@ def decoding_settings(config: DataConfig, *, seed: int, dtype: str, holding: Hol
 
 
 def drop_evaluated(train: Sequence[Row], held_out: Sequence[Row], ids: Mapping[int, tuple[int, ...]]) -> list[Row]:
-    """Return the rows to train on whose first prompt is not that of a held-out one, compared by rendered token ids.
+    """Return the rows to train on whose first prompt is not that of a held-out one, in token ids or in messages.
+
+    Rows of one question may differ in arguments of the chat template, and rows of one rendering in white space.
 
     Args:
         ids: Of the first prompt of each row, by `id(row)`.
@@ -409,8 +411,8 @@ def drop_evaluated(train: Sequence[Row], held_out: Sequence[Row], ids: Mapping[i
     Raises:
         UserError: If none is left.
     """
-    evaluated = {ids[id(each)] for each in held_out}
-    fresh = [each for each in train if ids[id(each)] not in evaluated]
+    evaluated = {key for each in held_out for key in (ids[id(each)], fingerprint_value(first_messages(each)))}
+    fresh = [each for each in train if evaluated.isdisjoint((ids[id(each)], fingerprint_value(first_messages(each))))]
     if train and not fresh:
         raise UserError(
             f"All {len(train)} training prompts render to the tokens of a held-out one. "
@@ -423,6 +425,10 @@ def drop_evaluated(train: Sequence[Row], held_out: Sequence[Row], ids: Mapping[i
             file=sys.stderr,
         )
     return fresh
+
+
+def first_messages(row: Prompt | Conversation) -> Sequence[Message]:
+    return row.question if isinstance(row, Conversation) else row.messages
 
 
 def print_skipped(malformed: RowErrors) -> None:

@@ -20,6 +20,7 @@ from architectures.console import Advance, no_progress, progress
 from architectures.errors import UserError
 from architectures.manifest import fingerprint_checkpoint, fingerprint_value
 from architectures.sharing import ALONE, Share
+from architectures.target_files import stop_ids
 from eval.chat import end_of_turn, render_prompt, template_hash
 from eval.decoding.cuda_graphs import generation_opener
 from eval.decoding.kv_cache import Opener
@@ -253,7 +254,7 @@ class LocalGenerator:
 
     @cached_property
     def end_of_turn(self) -> int | None:
-        return end_of_turn(self.tokenizer)
+        return end_of_turn(self.tokenizer, stop_ids(self.target))
 
     def trace(self, turn: RecordedTurn, prompt_ids: Sequence[int], decoded: Decoded) -> Trace:
         if self.end_of_turn in decoded.token_ids[:-1]:

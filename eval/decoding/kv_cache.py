@@ -441,12 +441,20 @@ def continues_by_several(model: PreTrainedModel) -> bool:
     known = getattr(model, CONTINUES, None)
     if known is None:
         ids_1T = torch.tensor([PROBE_IDS], device=model.device) % model.config.get_text_config(decoder=True).vocab_size
-        whole_1TV = model(input_ids=ids_1T, use_cache=False).logits
-        cache, half = DynamicCache(config=model.config), len(PROBE_IDS) // 2
-        model(input_ids=ids_1T[:, :half], use_cache=True, **{CACHE_ARGUMENT: cache})
-        rest_1TV = model(input_ids=ids_1T[:, half:], use_cache=True, **{CACHE_ARGUMENT: cache}).logits
-        tolerance = 100 * torch.finfo(whole_1TV.dtype).eps * whole_1TV.abs().max()
-        known = bool((rest_1TV - whole_1TV[:, half:]).abs().max() <= tolerance)
+        half = len(PROBE_IDS) // 2
+
+        def continued(pieces: Sequence[Tensor]) -> Tensor:
+            cache = DynamicCache(config=model.config)
+            model(input_ids=ids_1T[:, :half], use_cache=True, **{CACHE_ARGUMENT: cache})
+            found = [model(input_ids=each, use_cache=True, **{CACHE_ARGUMENT: cache}).logits for each in pieces]
+            return torch.cat(found, dim=1).float()
+
+        # One by one is right; several at once must be far nearer to it than to a text without the prefix.
+        rest_1T = ids_1T[:, half:]
+        single_1TV, several_1TV = continued(rest_1T.split(1, dim=1)), continued([rest_1T])
+        fresh_1TV = model(input_ids=rest_1T, use_cache=False).logits.float()
+        off, forgotten = ((each - single_1TV).norm() for each in (several_1TV, fresh_1TV))
+        known = bool(off <= 0.1 * forgotten)
         setattr(model, CONTINUES, known)
     return known
 

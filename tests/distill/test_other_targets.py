@@ -10,9 +10,11 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from architectures.shapes import OtherShape, target_shape
 from distill.check import check_recipe
+from distill.chunked_loss import head_of
 from distill.pipeline import cache_stage, eval_stage, generate_stage, prune_stage
 from distill.recipe.recipe import Recipe
 from distill.run import Run
+from distill.teacher_cache import load_head
 from distill.train import train
 from eval.decoding.sampling import Limits, Speculation
 from eval.decoding.speculative import plain_decode, speculative_decode
@@ -65,6 +67,18 @@ def test_speculative_decoding_of_other_targets_is_lossless(target_of, tiny_draft
         ids = torch.tensor([prompt])
         theirs = target.generate(ids, max_new_tokens=24, do_sample=False, eos_token_id=-1)[0, len(prompt) :]
         assert list(text.token_ids) == theirs.tolist()
+
+
+@pytest.mark.parametrize("model_type", OTHERS)
+def test_a_teacher_gives_the_logits_of_the_target(target_of, model_type):
+    """Live and from the head in the checkpoint, whatever factor the family applies to its logits."""
+    folder, ids = target_of(model_type), torch.tensor([[1, 70, 80, 90]])
+    model: Any = load_model(folder, dtype="float32", device="cpu")
+    with torch.inference_mode():
+        expected = model(input_ids=ids, use_cache=False).logits[0]
+        hidden = model.base_model(input_ids=ids, use_cache=False).last_hidden_state[0]
+        for head in (head_of(model), load_head(folder, dtype="float32", device="cpu")):
+            torch.testing.assert_close(head.logits(hidden)[:, : expected.shape[1]], expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("model_type", ["qwen3_moe", "olmoe", "mixtral", "granitemoe", "olmo3", "seed_oss"])

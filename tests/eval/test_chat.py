@@ -5,7 +5,7 @@ import json
 import pytest
 
 from distill.data.conversations import load_conversations, parse_conversation
-from eval.chat import PINNED_DATE, RowError, RowErrors, Turn, chat_text, render_prompt, template_hash
+from eval.chat import PINNED_DATE, RowError, RowErrors, Turn, chat_text, end_of_turn, render_prompt, template_hash
 from eval.prompts import load_prompts, parse_row, rendered
 from eval.tasks import PromptSource
 from tests.conftest import build_tokenizer
@@ -106,6 +106,20 @@ CONVERSATIONS = {
         {"prompt": [user("a")], "chosen": ANSWERED, "rejected": ANSWERED},
         ANSWERED,
     ),
+    "a preference with a system column": (
+        {"system": "s", "prompt": "a ", "chosen": ANSWERED, "rejected": ANSWERED},
+        [system("s"), *ANSWERED],
+    ),
+    "messages and a response column": ({"messages": [user("a")], "response": "b"}, ANSWERED),
+    "nulls of a table": (
+        {
+            "conversations": [
+                {"role": None, "content": None, "from": "human", "value": "a"},
+                {"role": None, "content": None, "from": "gpt", "value": "b", "tool_calls": None},
+            ]
+        },
+        ANSWERED,
+    ),
     "a request of OpenAI's batch files": ({"custom_id": "1", "body": {"model": "m", "messages": ANSWERED}}, ANSWERED),
 }
 
@@ -116,7 +130,7 @@ def test_a_row_is_read_as_its_conversation(row, messages):
     expected = messages or row["messages"]
     assert list(conversation.messages) == expected
     prompt = parse_row(row, "f:1")
-    assert list(prompt.messages) == expected[:-1]
+    assert [each["content"].strip() for each in prompt.messages] == [each["content"] for each in expected[:-1]]
 
 
 def test_tools_are_read_from_a_list_or_its_json():
@@ -134,6 +148,9 @@ def test_tools_are_read_from_a_list_or_its_json():
         ({"messages": [user("a"), assistant(None, tool_calls=[{}])]}, "messages[1].tool_calls[0]"),
         ({"messages": [system("s"), user("a")], "system": "t"}, "system"),
         ({"prompt": "a", "history": ["x"]}, "history[0]"),
+        ({"prompt": "a", "history": 5}, "history"),
+        ({"messages": [system("")], "system": "s"}, "messages"),
+        ({"chosen": "Human: a", "rejected": "b"}, "chosen"),
         ({"prompt": "a", "tools": "weather"}, "tools"),
     ],
 )
@@ -183,6 +200,24 @@ def test_what_a_template_does_not_render_is_rejected(turn, feature):
         chat_text(tokenizer_of(PLAIN), turn, add_generation_prompt=False)
     text = chat_text(tokenizer_of(WITH_TOOLS), turn, add_generation_prompt=False)
     assert "weather" in text
+
+
+def test_tools_need_a_template():
+    with rejects("tools", error=RowError):
+        render_prompt(tokenizer_of(None), Turn((user("a"),), (TOOL,)))
+
+
+def test_nulls_of_a_table_are_no_arguments():
+    call = {"function": {"name": "f", "arguments": {"city": "Bonn", "date": None}}}
+    prompt = parse_row({"messages": [user("a"), assistant(None, tool_calls=[call]), tool("x")]}, "f:1")
+    assert prompt.messages[1]["tool_calls"][0]["function"]["arguments"] == {"city": "Bonn"}
+
+
+def test_a_turn_may_end_with_several_special_tokens():
+    tokenizer = tokenizer_of(PLAIN.replace("<|im_end|>", "<|im_end|><|pad|>"))
+    end, pad = tokenizer.convert_tokens_to_ids(["<|im_end|>", "<|pad|>"])
+    assert end_of_turn(tokenizer, frozenset()) == end
+    assert end_of_turn(tokenizer, {pad}) is end_of_turn(tokenizer, {end}) is None
 
 
 def test_every_prompt_that_a_template_rejects_is_named_at_once():
