@@ -86,11 +86,12 @@ def test_traces_hold_the_targets_own_responses(chatty_target, tmp_path, settings
     assert {trace.finish_reason for trace in responses} == {"stop", "length"}
 
 
-def test_a_response_that_runs_past_its_end_stops_the_generation(chatty_target):
-    tokenizer = load_tokenizer(chatty_target)
-    generator = answering.LocalGenerator(chatty_target, tokenizer, GREEDY, name="train")
+def test_a_response_that_runs_past_its_end_stops_the_generation(chatty_target, tmp_path):
+    folder = Path(shutil.copytree(chatty_target, tmp_path / "target"))
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [100]}))
+    generator = answering.LocalGenerator(folder, load_tokenizer(folder), GREEDY, name="train")
     [turn] = first_turns(ask("hi"))
-    with rejects(chatty_target, "eos_token_id"):
+    with rejects(folder, "eos_token_id"):
         generator.trace(turn, [1], Decoded((70, 2, 71), steps=(), prefill_s=0.0, decode_s=0.0, stopped=False))
 
 
