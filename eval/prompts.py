@@ -406,9 +406,17 @@ def load_prompts(
         UserError: If a source is missing, unreadable or empty, or a row is not a prompt.
     """
     prompts = [prompt for source in sources for prompt in load_rows(source, parser_of(source), errors)]
+    return with_template_kwargs(prompts, chat_template_kwargs)
+
+
+Chats = TypeVar("Chats", bound=Any)  # prompts or conversations
+
+
+def with_template_kwargs(rows: Sequence[Chats], chat_template_kwargs: Sequence[Mapping[str, Any]]) -> list[Chats]:
+    """Return the rows with arguments of the chat template; several are used in turn, one per row."""
     return [
-        replace(prompt, chat_template_kwargs=kwargs) if kwargs else prompt
-        for prompt, kwargs in zip(prompts, cycle(chat_template_kwargs), strict=False)
+        replace(row, chat_template_kwargs=kwargs) if kwargs else row
+        for row, kwargs in zip(rows, cycle(chat_template_kwargs), strict=False)
     ]
 
 

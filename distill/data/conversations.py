@@ -6,8 +6,7 @@ A row has `messages`, `conversations` or `conversation` with responses in it; or
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import cycle
+from dataclasses import dataclass, field
 from typing import Any
 
 from eval.chat import Message, RowError, RowErrors, Turn, assistant_turn, checked_text, parse_messages, parse_tools
@@ -21,6 +20,7 @@ from eval.prompts import (
     request_body,
     row_messages,
     task_conversation,
+    with_template_kwargs,
 )
 from eval.tasks import TASKS, PromptSource
 
@@ -72,10 +72,7 @@ def load_conversations(
         UserError: If a source is missing, cannot be read, has no rows, or has a row that is no conversation.
     """
     loaded = [each for source in sources for each in load_rows(source, parser_of(source), errors)]
-    return [
-        replace(conversation, chat_template_kwargs=kwargs) if kwargs else conversation
-        for conversation, kwargs in zip(loaded, cycle(chat_template_kwargs), strict=False)
-    ]
+    return with_template_kwargs(loaded, chat_template_kwargs)
 
 
 def parser_of(source: PromptSource) -> Callable[[Any, str], Conversation]:
