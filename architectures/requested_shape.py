@@ -13,7 +13,7 @@ from architectures.compatibility import serving_problems
 from architectures.errors import UserError
 from architectures.families import FAMILIES
 from architectures.settings import BatchDtypeOrAuto, DeviceMemoryGib, Holding, Section, TargetBits, TargetPlacement
-from architectures.shapes import NAMED_SHAPES, Shape
+from architectures.shapes import NAMED_SHAPES, OtherShape, Shape
 from architectures.vocabulary import VocabularyConfig
 
 
@@ -239,14 +239,16 @@ def draft_shape(source: Shape, config: ArchitectureConfig) -> Shape:
     wanted = named_sizes(source, config) if config.shape is not None else written_sizes(source, config)
     key = f"architecture.shape={config.shape}" if config.shape is not None else "architecture"
     reject_larger(wanted, source, key)
-    reject_width_of_classic_family(wanted, source, key)
+    reject_width(wanted, source, key)
+    reject_methods(source, config)
     if wanted["hidden"] != source.hidden and config.width_method == "flap":
         raise UserError(
             f"{key} prunes channels (hidden {wanted['hidden']} of {source.hidden}), for which "
             "architecture.width_method=flap has no scores. Use activation, magnitude or random."
         )
     draft = replace(source, **wanted)
-    problems = [] if source.encoder_layers else serving_problems(draft)  # no engine loads encoder-decoder drafts
+    # No engine loads encoder-decoder drafts; others are as their source.
+    problems = [] if source.encoder_layers or isinstance(source, OtherShape) else serving_problems(draft)
     if problems:
         raise UserError(f"{key} requests {describe(wanted)}: {' '.join(problems)}")
     if draft.heads // draft.kv_heads > source.heads // source.kv_heads:
@@ -303,7 +305,7 @@ def written_sizes(source: Shape, config: ArchitectureConfig) -> dict[str, int]:
     sizes = {name: written_size(name, getattr(config, name), getattr(source, name)) for name in SIZES}
     if config.stages is not None:
         sizes["layers"] = config.stages[-1]
-    can_follow = FAMILIES[source.family].width  # other families keep all heads, which is checked later
+    can_follow = not source.no_width  # other families keep all heads, which is checked later
     if can_follow and config.heads is not None and config.kv_heads is None:
         sizes["kv_heads"] = following_kv_heads(sizes["heads"], source)
     return sizes | encoder_size(source, config)
@@ -350,13 +352,25 @@ def reject_larger(wanted: dict[str, int], source: Shape, key: str) -> None:
         )
 
 
-def reject_width_of_classic_family(wanted: dict[str, int], source: Shape, key: str) -> None:
+def reject_width(wanted: dict[str, int], source: Shape, key: str) -> None:
     changed = [name for name in WIDTHS if wanted[name] != getattr(source, name)]
-    if changed and not FAMILIES[source.family].width:
+    if changed and source.no_width:
         raise UserError(
             f"{key} changes {', '.join(changed)}; only layers of {source.family} targets can be pruned: "
-            f"{FAMILIES[source.family].no_width}. Set only architecture.layers."
+            f"{source.no_width}. Set only architecture.layers."
         )
+
+
+def reject_methods(source: Shape, config: ArchitectureConfig) -> None:
+    """Raise UserError for methods that need the names of a source's tensors, if its family has no entry."""
+    if isinstance(source, OtherShape):
+        method = config.method if config.method in ("merge", "learned_masks") else None
+        key = f"method={method}" if method else "vocabulary" if config.vocabulary is not None else None
+        if key is not None:
+            raise UserError(
+                f"architecture.{key}: not supported for model_type {source.family}, of which only whole layers can be "
+                "pruned. Remove it, or set architecture.source to another model with the target's tokenizer."
+            )
 
 
 def describe(sizes: dict[str, int]) -> str:

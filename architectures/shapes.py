@@ -77,6 +77,16 @@ class Shape:
         )
 
     @property
+    def no_width(self) -> str:
+        """Why heads, neurons and channels cannot be pruned; empty if they can."""
+        return FAMILIES[self.family].no_width
+
+    @property
+    def norms_per_layer(self) -> int:
+        """Norms over all channels."""
+        return sum(part.axes == ("hidden",) for part in FAMILIES[self.family].layer.values())
+
+    @property
     def head_rows(self) -> int:
         return self.head_vocab or self.vocab
 
@@ -164,7 +174,7 @@ class Shape:
 
 @dataclass(frozen=True, kw_only=True)
 class OtherShape(Shape):
-    """Shape of a target without an entry in FAMILIES, from which no draft can be pruned.
+    """Shape of a model without an entry in FAMILIES, of which only layers can be pruned.
 
     Parameters and FLOPs follow from sizes that configs of transformers have; shared experts, latent attention and
     recurrent layers make them approximate.
@@ -172,6 +182,14 @@ class OtherShape(Shape):
 
     experts: int = 1  # feed-forward blocks of a layer
     active_experts: int = 1  # of those, used by each token
+
+    @property
+    def no_width(self) -> str:
+        return "architectures/families has no entry for this model type"
+
+    @property
+    def norms_per_layer(self) -> int:
+        return 2
 
     def layer_tensors(self) -> dict[str, tuple[int, ...]]:
         return self.matrices(self.experts)
@@ -195,12 +213,18 @@ class OtherShape(Shape):
         return 2 * (self.layers * (matrices + attention) + self.head_rows * self.hidden)
 
 
+OTHER_KEYS = {  # size: its entries in configs of transformers
+    "layers": ("num_hidden_layers", "n_layer", "n_layers", "num_layers"),
+    "hidden": ("hidden_size", "n_embd", "d_model"),
+    "intermediate": ("intermediate_size", "ffn_dim", "n_inner", "d_ff"),
+    "heads": ("num_attention_heads", "n_head", "n_heads"),
+}
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")  # entries of different families
 ACTIVE_EXPERTS = ("num_experts_per_tok", "num_experts_per_token", "moe_topk")
 
 
-def target_shape(config: Mapping[str, Any], *, where: str = "config.json") -> Shape:
-    """Return the shape of a model that generates and teaches, which may be any causal LM of transformers.
+def model_shape(config: Mapping[str, Any], *, where: str = "config.json") -> Shape:
+    """Return the shape of a model, which may be any causal LM of transformers.
 
     Raises:
         UserError: As Shape.from_config for a known family; if another one lacks a size, is quantised, or has its
@@ -209,11 +233,15 @@ def target_shape(config: Mapping[str, Any], *, where: str = "config.json") -> Sh
     nested = any(isinstance(config.get(part), Mapping) for part in TEXT_PARTS)
     if config.get("model_type") in FAMILIES or nested or config.get("quantization_config") is not None:
         return Shape.from_config(config, where=where)
-    hidden, heads = (required(config, LLAMA_KEYS[name], where) for name in ("hidden", "heads"))
+    keys = {name: next((k for k in names if config.get(k) is not None), names[0]) for name, names in OTHER_KEYS.items()}
+    hidden, heads = required(config, keys["hidden"], where), optional(config, keys["heads"], where, default=1)
+    layers = len(config.get("layers_block_type") or ()) or required(config, keys["layers"], where)
+    widths = config.get(keys["intermediate"])  # a list has one width per layer
+    config = {**config, keys["intermediate"]: max(widths)} if isinstance(widths, list) and widths else config
     experts = next((config[key] for key in EXPERTS if config.get(key)), 1)
-    dense = optional(config, "intermediate_size", where, default=4 * hidden)
+    dense = optional(config, keys["intermediate"], where, default=4 * hidden)
     return OtherShape(
-        layers=required(config, LLAMA_KEYS["layers"], where),
+        layers=layers,
         hidden=hidden,
         intermediate=optional(config, "moe_intermediate_size", where, default=dense) if experts > 1 else dense,
         heads=heads,

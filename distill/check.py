@@ -12,7 +12,7 @@ from architectures.errors import UserError
 from architectures.files import free_bytes
 from architectures.hub import NOT_HERE, cached_config, config_at_hand, is_gguf, local_path, packaged_words
 from architectures.pruning.plan import draft_and_origin, needed_scores
-from architectures.shapes import NAMED_SHAPES, ContextLength, Shape, context_length, target_shape
+from architectures.shapes import NAMED_SHAPES, ContextLength, Shape, context_length, model_shape
 from architectures.vocabulary import (
     CONFIG_KEY,
     COUNTED,
@@ -92,13 +92,7 @@ def planned_shapes(recipe: Recipe) -> PlannedShapes:
         UserError: If a checkpoint is neither available locally nor known, or the draft cannot be pruned.
     """
     wanted = recipe.architecture
-    has_source = wanted.source_at is not None
-    target, length, is_read = shape_at_hand(
-        "target.path",
-        recipe.target.path,
-        recipe.target.revision,
-        shape=target_shape if has_source else Shape.from_config,
-    )
+    target, length, is_read = shape_at_hand("target.path", recipe.target.path, recipe.target.revision)
     if target.head_vocab:
         reject_small_head({CONFIG_KEY: target.head_vocab}, recipe.target.path)
     source, source_length, unread = target, length, () if is_read else (recipe.target.path,)
@@ -110,9 +104,7 @@ def planned_shapes(recipe: Recipe) -> PlannedShapes:
     return PlannedShapes(target, source, draft, how, (length, source_length), unread)
 
 
-def shape_at_hand(
-    key: str, path: str, revision: str, *, shape: Callable[..., Shape] = Shape.from_config
-) -> tuple[Shape, ContextLength | None, bool]:
+def shape_at_hand(key: str, path: str, revision: str) -> tuple[Shape, ContextLength | None, bool]:
     """Return shape and context length of a checkpoint, and True if its own config.json has them."""
     try:
         config, own = config_at_hand(path, revision)
@@ -120,7 +112,7 @@ def shape_at_hand(
         absent = not is_gguf(path) and not packaged_words(path) and not Path(path).exists()
         hint = f" A GGUF file becomes this directory by `widedraft import FILE --to {path}`." if absent else ""
         raise UserError(f"{key}: {error}{hint}") from error
-    return shape(config, where=path), context_length(config, where=path), own
+    return model_shape(config, where=path), context_length(config, where=path), own
 
 
 # --- the check -----------------------------------------------------------------------------------------------------

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 
 from architectures.console import plural
 from architectures.errors import UserError
-from architectures.families import FAMILIES
 from architectures.manifest import ResponseCounts, changed_inputs, hardware
 from architectures.pruning.plan import needed_scores
 from architectures.shapes import DTYPE_BYTES, ContextLength, Shape
@@ -448,7 +447,7 @@ def matrix_parameters(shape: Shape) -> int:
 
 
 def layer_bytes_per_token(shape: Shape, precision: str, *, masks: bool = False) -> int:
-    total = sum(part.axes == ("hidden",) for part in FAMILIES[shape.family].layer.values()) * NORM_BYTES * shape.hidden
+    total = shape.norms_per_layer * NORM_BYTES * shape.hidden
     for hidden, query, key_value, intermediate in (KEPT[precision], *([KEPT_BY_MASKS[precision]] if masks else [])):
         total += hidden * shape.hidden + intermediate * shape.intermediate
         total += query * shape.axis("query") + key_value * shape.axis("key_value")

@@ -6,10 +6,11 @@ checkpoints without exporting each.
 
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,7 +18,7 @@ from transformers import PreTrainedModel
 
 from architectures.checkpoint import TensorInfo, open_weights, require_replaceable, write_weights
 from architectures.errors import UserError
-from architectures.families import family_of
+from architectures.families import FAMILIES, family_of
 from architectures.families.family import Family
 from architectures.files import staged_folder, write_json, write_text
 from architectures.hub import read_config
@@ -46,7 +47,7 @@ from distill.checkpoints.checkpoint_files import OF_A_FILE, find_checkpoints, is
 from distill.checkpoints.folders import damage
 from distill.checkpoints.saving import algorithms_of, read_model, read_state
 from distill.data.batches import UnknownInputs
-from distill.run import Run, target_shape_of
+from distill.run import Run, shape_of
 from distill.stage_inputs import draft_inputs
 from eval.models import SavedModel, load_model
 from eval.scorecard_schema import UNDISTILLED
@@ -134,7 +135,15 @@ def export_checkpoint(
         UserError: If checkpoint and init are of different models, the draft outputs ids that the target does not have,
             or `out` contains anything else.
     """
-    config = read_config(init)
+    config, vocab_size = read_config(init), vocab_size_of(target)
+    require_replaceable(out, MANIFEST_NAME, reading=init, stage="export")
+    if config["model_type"] not in FAMILIES:
+        with staged_folder(out) as folder:
+            save_any(load_checkpoint(init, checkpoint, dtype=dtype, rounded=dtype), config, target, folder)
+            if (init / PLAN_NAME).is_file():
+                shutil.copyfile(init / PLAN_NAME, folder / PLAN_NAME)
+            finish(folder)
+        return
     family = family_of(config, where=str(init / "config.json"))
     student = read_student(checkpoint, family)
     for name in (*([family.weight("head")] if config.get("tie_word_embeddings") else []), *family.stored_copies):
@@ -150,9 +159,8 @@ def export_checkpoint(
             f"{checkpoint}: differs from {init} in the shapes of {len(differing)} tensors, first {differing[0]}: "
             f"{trained_sizes.get(differing[0])} and {sizes.get(differing[0])}. Pass the init of its training run."
         )
-    require_replaceable(out, MANIFEST_NAME, reading=init, stage="export")
 
-    cast, vocab_size = getattr(torch, dtype), vocab_size_of(target)
+    cast = getattr(torch, dtype)
     vocabulary = None
     if CONFIG_KEY in config:
         vocabulary = with_unknown(init) if unknown_inputs else read_draft_vocabulary(init)
@@ -183,6 +191,21 @@ def export_checkpoint(
         finish(folder)
 
 
+def save_any(model: PreTrainedModel, config: Mapping[str, Any], target: Path, folder: Path) -> None:
+    """Save a draft of a family without an entry, whose tensors only transformers can rename, with its own config.json.
+
+    Raises:
+        UserError: If the target has fewer token ids.
+    """
+    rows, vocab_size = model.config.vocab_size, vocab_size_of(target)
+    if rows != vocab_size:
+        raise UserError(f"{target}: has {vocab_size} token ids, the draft {rows}. Pass the target of this draft.")
+    model.save_pretrained(folder)
+    config = with_dtype(config, str(model.dtype).removeprefix("torch."))
+    write_json(with_special_ids(config, read_config(target)), folder / "config.json")
+    carry_files(target, folder)
+
+
 def read_student(checkpoint: Path, family: Family) -> dict[str, Tensor]:
     """Read the student's tensors under their Hugging Face names; those of a file are memory-mapped."""
     tensors = read_model(checkpoint)
@@ -196,7 +219,7 @@ def stored_name(name: str, family: Family) -> str:
 
 
 def vocab_size_of(folder: Path) -> int:
-    return target_shape_of(folder).vocab
+    return shape_of(folder).vocab
 
 
 def require_ids_of(target: Path, vocab_size: int, vocabulary: DraftVocabulary, init: Path) -> None:

@@ -20,7 +20,7 @@ from composer.models import ComposerModel
 from torch import Tensor
 from torchmetrics import Metric
 
-from architectures.shapes import Shape
+from architectures.shapes import model_shape
 from architectures.vocabulary_head import head_ids, rows_below, spread
 from distill.callbacks import PhaseClock
 from distill.chunked_loss import Head, ResponseLogits, learned, map_rows, sum_of_rows, vocab_size_of
@@ -86,7 +86,7 @@ class DistillModel(ComposerModel):
         self.objective = objective
         self.held_out = held_out
         self.cpu_bfloat16 = cpu_bfloat16
-        self.shape = Shape.from_config(student.lm.config.to_dict())
+        self.shape = model_shape(student.lm.config.to_dict())
         self.clock = PhaseClock(on_gpu=torch.cuda.is_available())  # StepTimes marks all phases but the teacher's
         self.vocab_size = min(vocab_size_of(student.lm), teacher.vocab_size)
         ids_K = head_ids(student.lm)

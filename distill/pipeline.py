@@ -67,7 +67,6 @@ from distill.run import (
     owned_run,
     shape_of,
     share_responses,
-    target_shape_of,
 )
 from distill.stage_inputs import (
     cache_inputs,
@@ -98,7 +97,7 @@ def weights_and_plan(run: Run) -> tuple[Path, PruningPlan, dict[str, Any]]:
         UserError: If the source has another tokenizer than the target; also as the functions called.
     """
     target, wanted = run.target, run.recipe.architecture
-    vocab = target_shape_of(target).vocab
+    vocab = shape_of(target).vocab
     choice = None if wanted.vocabulary is None else chosen_ids(run, wanted.vocabulary, vocab)
     if wanted.method == "learned_masks":
         masks = run.masks.path

@@ -27,7 +27,7 @@ from architectures.vocabulary import CONFIG_KEY, DRAFT_VOCABULARY_NAME, read_dra
 from distill.data.batches import ResponseDataset
 from distill.export import vocab_size_of
 from distill.recipe.recipe import Recipe
-from distill.run import Run, target_shape_of
+from distill.run import Run, shape_of
 from distill.teacher_cache import CachedResponses, TeacherCache
 from eval.models import require_same_tokenizer
 from eval.responses import read_traces, require_known_ids
@@ -74,7 +74,7 @@ def read_responses(run: Run) -> tuple[ResponseDataset, ResponseDataset]:
     Raises:
         UserError: If no response is left of either, or a model that reads them has no row for one of their tokens.
     """
-    joined = run.recipe.data.responses == "given" and not target_shape_of(run.target).encoder_layers
+    joined = run.recipe.data.responses == "given" and not shape_of(run.target).encoder_layers
     return read_split(run, "train", joined=joined), read_split(run, "eval")
 
 

@@ -43,7 +43,7 @@ from architectures.manifest import (
 )
 from architectures.requested_shape import ArchitectureConfig, TargetConfig
 from architectures.settings import command_of
-from architectures.shapes import ContextLength, Shape, context_length, target_shape
+from architectures.shapes import ContextLength, Shape, context_length, model_shape
 from architectures.sharing import ALONE, Share
 from architectures.target_files import SETTINGS_NAME
 from distill.recipe.recipe import RESOLVED, Recipe, dotted, save_recipe
@@ -360,7 +360,7 @@ class Run:
         self.reject_long_texts()
         if self.recipe.target.placement != "whole":
             target = self.recipe.target
-            reject_asked_cap(self.target, target_shape_of(self.target), target.dtype, target.holding)
+            reject_asked_cap(self.target, shape_of(self.target), target.dtype, target.holding)
 
     def reject_long_texts(self, *drafts: Path) -> None:
         """Raise UserError if a sequence may exceed the context length of the target or of a draft."""
@@ -369,12 +369,7 @@ class Run:
 
 
 def shape_of(folder: Path) -> Shape:
-    return Shape.from_config(read_config(folder), where=str(folder / "config.json"))
-
-
-def target_shape_of(folder: Path) -> Shape:
-    """Return the shape of a target, which may be of a family that cannot be pruned."""
-    return target_shape(read_config(folder), where=str(folder / "config.json"))
+    return model_shape(read_config(folder), where=str(folder / "config.json"))
 
 
 def length_of(folder: Path) -> ContextLength | None:

@@ -17,12 +17,11 @@ from architectures.manifest import (
     sha256_of_file,
 )
 from architectures.pruning.plan import needed_scores
-from architectures.shapes import Shape
 from architectures.vocabulary import CONFIG_KEY, list_file, read_draft_vocabulary
 from distill.draft_vocabulary import TEXT_TOKENS
 from distill.recipe.recipe import Recipe, value_at
 from distill.recipe.sections import TextConfig, teacher_dtype
-from distill.run import Run, cut_from, first_init
+from distill.run import Run, cut_from, first_init, shape_of
 from eval.tasks import TASKS, PromptSource
 
 RESUMABLE_KEYS = frozenset(  # may change when training resumes
@@ -95,7 +94,7 @@ def prune_inputs(run: Run) -> dict[str, Any]:
         return inputs | {"architecture.plan": sha256_of_file(Path(wanted.plan))}
     if "random" in (wanted.method, wanted.width_method):
         inputs["seed"] = recipe.seed
-    if needed_scores(Shape.from_config(read_config(source), where=str(source / "config.json")), wanted):
+    if needed_scores(shape_of(source), wanted):
         inputs["architecture.calibration"] = scores_inputs(run, source)["calibration"]
     return inputs
 

@@ -21,7 +21,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from architectures.shapes import Shape, target_shape
+from architectures.shapes import Shape, model_shape
 from distill.chunked_loss import FrozenRows, Head, ResponseLogits, logits_of, vocab_size_of
 from distill.estimate import forward_flops, head_flops, responses_in
 from distill.teacher_cache import rows_in
@@ -112,7 +112,7 @@ class Teacher:
 
     @cached_property
     def shape(self) -> Shape:
-        return target_shape(self.model.lm.config.to_dict())
+        return model_shape(self.model.lm.config.to_dict())
 
 
 def load_teacher(

@@ -52,7 +52,7 @@ from architectures.files import checked, free_bytes, size, write_bytes
 from architectures.hub import read_config
 from architectures.manifest import read_manifest
 from architectures.settings import WHOLE, Holding, command_of
-from architectures.shapes import target_shape
+from architectures.shapes import model_shape
 from architectures.sharing import ALONE, Share
 from distill.cache_files import (
     FORMAT,
@@ -85,7 +85,7 @@ OTHER_HEADS = ("lm_head.weight", "model.embed_tokens.weight", "transformer.wte.w
 def load_head(target: Path, *, dtype: str, device: str) -> Head:
     """Load only the output head of a target."""
     config = read_config(target)
-    is_tied = target_shape(config, where=str(target / "config.json")).tied
+    is_tied = model_shape(config, where=str(target / "config.json")).tied
     family = FAMILIES.get(config["model_type"])
     weights = open_weights(target, base_prefix="" if family is None else family.base_prefix)
     if family is None:  # by the names that causal LMs of transformers have
@@ -451,7 +451,7 @@ def begin(out: Path, inputs: Mapping[str, Any], splits: Sequence[Split]) -> list
 
 def plan_splits(target: Path, responses: Mapping[str, Sequence[Example]], settings: CaptureSettings) -> list[Split]:
     """Plan the shards of every split from the target's config and the lengths of the responses."""
-    shape = target_shape(read_config(target), where=str(target / "config.json"))
+    shape = model_shape(read_config(target), where=str(target / "config.json"))
     rows = settings.rows_among(shape.vocab)
     reject_k_beyond(settings.cache, vocab=shape.vocab, rows=rows)
     splits = []

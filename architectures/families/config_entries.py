@@ -145,9 +145,13 @@ ROPE = typed(
         "short_factor long_factor": list[Positive],
     }
 )
-OF_CONFIG, OF_GENERATION, OF_ROPE = (
+# Of families without an entry transformers checks what only it reads.
+UNTYPED = ("layer_types", "hidden_act", "intermediate_size")  # the last may be a list
+OTHERS = {key: kind | None for key, kind in (GENERATION | CONFIG).items() if key not in UNTYPED}
+OTHERS["sliding_window"] = NotNegative | None  # pyright: ignore[reportOperatorIssue]  # 0: none
+OF_CONFIG, OF_GENERATION, OF_ROPE, OF_OTHERS = (
     TypeAdapter(TypedDict("Entries", kinds, total=False))  # pyright: ignore[reportArgumentType]
-    for kinds in (GENERATION | CONFIG, GENERATION, ROPE)
+    for kinds in (GENERATION | CONFIG, GENERATION, ROPE, OTHERS)
 )
 
 
@@ -168,7 +172,9 @@ def require_config(config: Mapping[str, Any], where: str) -> None:
     """
     for part in ("", *(name for name in TEXT_PARTS if config.get(name) is not None)):
         entries = config[part] if part else config
-        mistake = mistake_in(entries) or contradiction(entries)
+        model_type = entries.get("model_type")
+        form = OF_OTHERS if isinstance(model_type, str) and model_type not in FAMILIES else OF_CONFIG
+        mistake = mistake_in(entries, form) or contradiction(entries)
         if mistake is not None:
             raise UserError(f"{where}: {part + '.' if part else ''}{mistake}. {hint(where)}")
 

@@ -23,7 +23,7 @@ Shape suffixes used in this file:
     C = candidates of a step
 """
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -218,7 +218,7 @@ def activation_scores(
 ) -> dict[str, NDArray[np.float64]]:
     """Compute the scores of `architectures.pruning.plan`, except the two layer orders.
 
-    Families of which only layers can be pruned have only block_influence_L. Models with an encoder read text without
+    Models of which only layers can be pruned have only block_influence_L. Models with an encoder read text without
     prompts as in architectures.vocabulary_head.
 
     Sources: block_influence_L: Men et al. 2024, "ShortGPT", sec. 3 (arXiv 2403.03853). activation.*: Muralidharan et
@@ -228,13 +228,15 @@ def activation_scores(
     keeps the same number. magnitude.*: L2 norm of the weights of a part.
 
     Args:
-        model: Of a known family, with its head; left unchanged.
+        model: With its head; left unchanged.
         batch_size: Sequences at once. No score depends on it.
         access: None for a model that is whole on one device.
 
     Raises:
         UserError: If an activation or weight is not finite.
     """
+    if model.config.model_type not in FAMILIES:
+        return {"block_influence_L": require_finite("block_influence_L", influence_of_any(model, ids_ST), model.dtype)}
     family, shape = FAMILIES[model.config.model_type], Shape.from_config(model.config.to_dict())
     held = access or Access(model.get_parameter)
     watch, batches = Watch(model, family, shape), ids_ST.to(model.device).split(batch_size)
@@ -252,6 +254,26 @@ def activation_scores(
             scores |= flap_scores(held.weight_of, family, shape, sums, num_tokens=ids_ST.numel())
             scores |= magnitude_scores(held.weight_of, family, shape)
         return {name: require_finite(name, values, model.dtype) for name, values in scores.items()}
+
+
+def influence_of_any(model: PreTrainedModel, ids_ST: Tensor) -> Tensor:
+    """Return block_influence_L of a model of any family, one sequence at a time."""
+    _, layers = decoder_layers(model)
+    sums = Sums()
+
+    def compare(layer: int, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        before = args[0] if args else kwargs["hidden_states"]
+        after = output if isinstance(output, Tensor) else output[0]
+        turn = 1 - F.cosine_similarity(before.double(), after.double(), dim=-1)
+        sums.add(layer, turn.mean().to(model.device))
+
+    with evaluating(model), torch.inference_mode(), ExitStack() as hooks:
+        for layer, module in enumerate(layers):
+            hook = module.register_forward_hook(partial(compare, layer), with_kwargs=True)
+            hooks.enter_context(removable(hook))
+        for ids_1T in track(ids_ST.to(model.device).split(1), description="Importance scores", total=len(ids_ST)):
+            model(input_ids=ids_1T, use_cache=False)
+    return torch.stack([sums[layer] for layer in range(len(layers))]) / len(ids_ST)
 
 
 def require_finite(name: str, values: Tensor, dtype: torch.dtype) -> NDArray[np.float64]:
@@ -443,11 +465,12 @@ def removal_order(model: PreTrainedModel, ids_ST: Tensor, share: Share = ALONE) 
     Source: Song et al. 2024, "SLEB", sec. 3 (arXiv 2402.09025), with KL instead of perplexity.
 
     Args:
-        model: Of a known family; left unchanged. UserError if it overflows.
+        model: Left unchanged. UserError if it overflows.
         share: This process's part of the candidates of each step; all processes return the same order.
     """
     with evaluating(model), torch.inference_mode():
-        search = LayerSearch(model, ids_ST, share)
+        opens = LayerSearch if model.config.model_type in FAMILIES else WholeModelSearch
+        search = opens(model, ids_ST, share)
         blocks, order = search.single_layers(), []
         for _ in steps(len(blocks), "Greedy removal of layers"):
             tails = [blocks[index + 1 :] for index in range(len(blocks))]
@@ -558,14 +581,17 @@ class LayerSearch:
         for candidate in self.share.mine(candidates):
             stream_1TH = self.through(blocks[reached:candidate], stream_1TH, passage)
             norm_1TH = self.final_norm(self.through(tails[candidate], stream_1TH, passage))
-            own.append(float(distance(for_head(self.model, norm_1TH))))
-            if not isfinite(own[-1]):
-                raise UserError(
-                    f"The target overflows in {self.model.dtype} on the calibration text when layers are removed or "
-                    "merged. Set target.dtype to bfloat16 or float32, or choose another architecture.method."
-                )
+            own.append(self.finite(distance(for_head(self.model, norm_1TH))))
             reached = candidate
         return dict(zip(candidates, self.share.together(own), strict=True))
+
+    def finite(self, distance: Tensor) -> float:
+        if not isfinite(distance):
+            raise UserError(
+                f"The target overflows in {self.model.dtype} on the calibration text when layers are removed or "
+                "merged. Set target.dtype to bfloat16 or float32, or choose another architecture.method."
+            )
+        return float(distance)
 
     def through(self, blocks: Sequence[Block], stream_1TH: Tensor, passage: Passage) -> Tensor:
         for block in blocks:
@@ -591,6 +617,82 @@ class LayerSearch:
     def turn_from(self, passage: Passage) -> Callable[[Tensor], Tensor]:
         """Return the function that computes 1 - cosine of the final hidden states, mean over tokens."""
         return lambda exit_1TH: (1 - F.cosine_similarity(passage.exit.float(), exit_1TH.float(), dim=-1)).mean()
+
+
+class WholeModelSearch(LayerSearch):
+    """Search in a model of any family: each candidate is a forward pass of the model with its layers skipped.
+
+    Takes memory for the logits of the whole text.
+    """
+
+    def __init__(self, model: PreTrainedModel, ids_ST: Tensor, share: Share = ALONE) -> None:
+        self.share, self.model = share, model
+        _, self.layers = decoder_layers(model)
+        passages = [(ids_1T, self.logits(ids_1T, set())) for ids_1T in ids_ST.to(model.device).split(1)]
+        self.passages = [Passage(entry=ids_1T, calls=[], exit=logits) for ids_1T, logits in passages]
+
+    def logits(self, ids_1T: Tensor, removed: Collection[int]) -> Tensor:
+        with skipping(self.layers[layer] for layer in removed):
+            return self.model(input_ids=ids_1T, use_cache=False).logits
+
+    def distances(
+        self,
+        passage: Passage,
+        blocks: Sequence[Block],
+        candidates: Sequence[int],
+        tails: Sequence[Tail],
+        distance_from: DistanceFrom,
+    ) -> dict[int, float]:
+        distance, own = distance_from(passage), []
+        for candidate in self.share.mine(candidates):
+            left = {layer for block in (*blocks[:candidate], *tails[candidate]) for layer in block.layers}
+            removed = [layer for layer in range(len(self.layers)) if layer not in left]
+            own.append(self.finite(distance(self.logits(passage.entry, removed))))
+        return dict(zip(candidates, self.share.together(own), strict=True))
+
+    def log_probabilities(self, exit_1TH: Tensor) -> Tensor:
+        return exit_1TH.float().log_softmax(dim=-1)  # the model's logits
+
+
+def decoder_layers(model: PreTrainedModel) -> tuple[str, nn.ModuleList]:
+    """Return name and modules of the decoder's layers: the outermost list of num_hidden_layers blocks.
+
+    Raises:
+        UserError: If there is no such list, or more than one.
+    """
+    count = model.config.num_hidden_layers
+    lists = {name: m for name, m in model.named_modules() if isinstance(m, nn.ModuleList) and len(m) == count}
+    outermost = [name for name in lists if not any(name.startswith(f"{other}.") for other in lists)]
+    if len(outermost) != 1:
+        found = " and ".join(outermost) or "none"
+        raise UserError(
+            f"{model.config.name_or_path}: model_type {model.config.model_type} has no single list of its "
+            f"{count} layers (found: {found}). Set architecture.source to another model with the target's tokenizer."
+        )
+    return outermost[0], lists[outermost[0]]
+
+
+@contextmanager
+def skipping(layers: Iterable[nn.Module]) -> Iterator[None]:
+    """Replace layers by the identity inside the block."""
+    replaced = [(layer, vars(layer).get("forward")) for layer in layers]
+    for layer, _ in replaced:
+        layer.forward = partial(identity_like, layer.forward)
+    try:
+        yield
+    finally:
+        for layer, forward in replaced:
+            if forward is None:
+                del layer.forward
+            else:
+                layer.forward = forward
+
+
+def identity_like(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Return a layer's input in the form of its output: a tensor, or a tuple that begins with it."""
+    stream = args[0] if args else kwargs["hidden_states"]
+    output = forward(*args, **kwargs)
+    return stream if isinstance(output, Tensor) else (stream, *output[1:])
 
 
 def merged_weights(layers: Sequence[nn.Module]) -> dict[str, Tensor]:

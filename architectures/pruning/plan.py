@@ -19,7 +19,7 @@ from architectures.errors import UserError
 from architectures.files import parsed, read_text, write_bytes
 from architectures.manifest import fingerprint_checkpoint
 from architectures.requested_shape import WIDTHS, ArchitectureConfig, draft_shape, masked_shape
-from architectures.shapes import Shape
+from architectures.shapes import OtherShape, Shape
 from architectures.vocabulary import broken_law
 
 if TYPE_CHECKING:
@@ -49,8 +49,8 @@ class PruningPlan:
     """
 
     source_layers: Kept
-    source: Shape
-    draft: Shape
+    source: Shape | OtherShape
+    draft: Shape | OtherShape
     method: str
     merged_layers: tuple[Kept, ...] = ()
     neurons: tuple[Kept, ...] | None = None

@@ -30,7 +30,7 @@ from architectures.families.family import Family, LayerPart
 from architectures.files import staged_folder, write_json, write_text
 from architectures.hub import read_config
 from architectures.pruning.plan import PLAN_NAME, PruningPlan
-from architectures.shapes import Shape, checkpoint_tensors, rope_for_transformers_4
+from architectures.shapes import OtherShape, Shape, checkpoint_tensors, model_shape, rope_for_transformers_4
 from architectures.target_files import carry_files, require_tokenizer, with_special_ids
 from architectures.vocabulary import CONFIG_KEY, DraftVocabulary, read_draft_vocabulary, write_draft_vocabulary
 from architectures.vocabulary_head import fit_rows
@@ -202,30 +202,42 @@ def prune_checkpoint(
             something else.
     """
     target, config = target or source, read_config(source)
-    shape = Shape.from_config(config, where=str(source / "config.json"))
+    shape = model_shape(config, where=str(source / "config.json"))
     if shape != plan.source:
         raise ValueError(f"the plan is for {plan.source}, but {source} is {shape}.")
-    weights = open_weights(source, base_prefix=FAMILIES[shape.family].base_prefix)
-    require_whole_source(weights, shape)
     require_tokenizer(target)
     for folder in (source, target):
         require_replaceable(out, PLAN_NAME, reading=folder)
 
-    locations = tensor_locations(plan.draft)
-    layout = draft_layout(plan, weights, dtype)
+    if isinstance(shape, OtherShape):
+        from architectures.pruning.depth import prune_depth  # loads transformers
 
-    def read(name: str) -> Tensor:
-        tensor = draft_tensor(plan, locations[name], name, lambda original: require_numbers(weights, original))
-        return tensor.to(layout[name].dtype)
-
+        layout, read, pruned_config = prune_depth(source, config, plan, dtype)
+    else:
+        layout, read, pruned_config = prune_family(source, config, plan, dtype)
     with staged_folder(out) as folder:
         write_weights(layout, read, folder)
-        write_json(with_special_ids(draft_config(config, plan, dtype), read_config(target)), folder / "config.json")
+        write_json(with_special_ids(pruned_config, read_config(target)), folder / "config.json")
         write_text(plan.to_json(), folder / PLAN_NAME)
         print_vocabulary(plan, source, folder, origin or {})
         carry_files(target, folder)
         if finish is not None:
             finish(folder)
+
+
+def prune_family(
+    source: Path, config: Mapping[str, Any], plan: PruningPlan, dtype: str | None
+) -> tuple[dict[str, TensorInfo], Callable[[str], Tensor], dict[str, Any]]:
+    """Return layout, reader and config.json of a draft of a known family."""
+    weights = open_weights(source, base_prefix=FAMILIES[plan.source.family].base_prefix)
+    require_whole_source(weights, plan.source)
+    locations, layout = tensor_locations(plan.draft), draft_layout(plan, weights, dtype)
+
+    def read(name: str) -> Tensor:
+        tensor = draft_tensor(plan, locations[name], name, lambda original: require_numbers(weights, original))
+        return tensor.to(layout[name].dtype)
+
+    return layout, read, draft_config(config, plan, dtype)
 
 
 def print_vocabulary(plan: PruningPlan, source: Path, folder: Path, origin: Mapping[str, Any]) -> None:

@@ -29,9 +29,8 @@ from architectures.compatibility import (
 from architectures.console import Table, markdown, plural
 from architectures.errors import UserError
 from architectures.files import read_text, write_text
-from architectures.hub import read_config
-from architectures.shapes import Shape
 from distill.recipe.recipe import Recipe
+from distill.run import shape_of
 from distill.shipped_recipes import millions
 from eval.engines.certificate import FILE_NAME, read_certificates
 from eval.report import ScoredRun, by_batch
@@ -284,7 +283,7 @@ def data_sets_of(sources: Iterable[PromptSource]) -> list[str]:
 
 
 def fact_rows(recipe: Recipe, folder: Path, counts: Mapping[str, Any]) -> list[tuple[str, str]]:
-    shape = Shape.from_config(read_config(folder), where=str(folder / "config.json"))
+    shape = shape_of(folder)
     vocabulary, distill, train = recipe.architecture.vocabulary, recipe.distill, counts.get("train", {})
     trained_on = "text" if distill.train_on == "text" else "responses of the target"
     if distill.train_on != "text" and "response_tokens" in train:
