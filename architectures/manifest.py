@@ -48,6 +48,7 @@ StageName = Literal[
     "eval",
     "convert",
     "import-gguf",
+    "import-text",
     "export-recorded",
 ]
 Manifest = dict[str, Any]  # "stage", "inputs", "provenance", and the stage's own entries

@@ -28,7 +28,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 from architectures.errors import UserError
 from architectures.files import remove_partials
-from architectures.hub import is_gguf, read_config, require_whole_head, resolve_checkpoint
+from architectures.hub import read_config, require_whole_head, resolve_checkpoint
 from architectures.manifest import (
     MANIFEST_NAME,
     Manifest,
@@ -516,8 +516,8 @@ def stage_recipe(run: Run, layers: int, source: str | None) -> Recipe:
 
 
 def with_imported_target(recipe: Recipe, run: Run) -> Recipe:
-    """Return a recipe whose GGUF target is the run's imported directory, so that it is imported once."""
-    if not is_gguf(recipe.target.path):
+    """Return a recipe whose imported target is the run's directory of it, so that it is imported once."""
+    if run.target != run.imported_target:
         return recipe
     return recipe.model_copy(update={"target": recipe.target.model_copy(update={"path": str(run.imported_target)})})
 

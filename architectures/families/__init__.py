@@ -33,6 +33,14 @@ FAMILIES: dict[str, Family] = {
     )
 }
 
+# model_type of a text model inside a multimodal one -> the one that it equals for text prompts
+SAME_FOR_TEXT = {
+    "qwen2_vl_text": "qwen2",
+    "qwen2_5_vl_text": "qwen2",
+    "qwen3_vl_text": "qwen3",
+    "qwen3_vl_moe_text": "qwen3_moe",
+}
+
 
 def family_of(config: Mapping[str, Any], *, where: str = "config.json") -> Family:
     """Return the family of a config.json.

@@ -17,12 +17,10 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
-from architectures.checkpoint import TensorInfo, Weights, open_weights
+from architectures.checkpoint import TensorInfo, Weights, open_weights, require_numbers
 from architectures.errors import UserError
 from architectures.files import write_json
-from architectures.pruning.importance import decoder_layers
 from architectures.pruning.plan import PruningPlan
-from architectures.pruning.prune import require_numbers
 from architectures.shapes import rope_for_transformers_4
 from architectures.vocabulary_head import fit_rows
 
@@ -77,6 +75,24 @@ def prune_depth(
         return of_layers(tensor, layout[name].size, kept, plan.source.layers, name).to(layout[name].dtype)
 
     return layout, pruned_tensor, {**pruned, "vocab_size": plan.draft.vocab, **rope_for_transformers_4(pruned)}
+
+
+def decoder_layers(model: PreTrainedModel) -> tuple[str, nn.ModuleList]:
+    """Return name and modules of the decoder's layers: the outermost list of num_hidden_layers blocks.
+
+    Raises:
+        UserError: If there is no such list, or more than one.
+    """
+    count = model.config.num_hidden_layers
+    lists = {name: m for name, m in model.named_modules() if isinstance(m, nn.ModuleList) and len(m) == count}
+    outermost = [name for name in lists if not any(name.startswith(f"{other}.") for other in lists)]
+    if len(outermost) != 1:
+        found = " and ".join(outermost) or "none"
+        raise UserError(
+            f"{model.config.name_or_path}: model_type {model.config.model_type} has no single list of its "
+            f"{count} layers (found: {found}). Set architecture.source to another model with the target's tokenizer."
+        )
+    return outermost[0], lists[outermost[0]]
 
 
 def empty_model(config: Mapping[str, Any], where: str) -> PreTrainedModel:

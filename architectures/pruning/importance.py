@@ -45,6 +45,7 @@ from architectures.errors import UserError
 from architectures.families import FAMILIES
 from architectures.families.family import Family, LayerPart
 from architectures.files import require_regular, unreadable
+from architectures.pruning.depth import decoder_layers
 from architectures.pruning.prune import READERS
 from architectures.shapes import Shape
 from architectures.sharing import ALONE, Share
@@ -652,24 +653,6 @@ class WholeModelSearch(LayerSearch):
 
     def log_probabilities(self, exit_1TH: Tensor) -> Tensor:
         return exit_1TH.float().log_softmax(dim=-1)  # the model's logits
-
-
-def decoder_layers(model: PreTrainedModel) -> tuple[str, nn.ModuleList]:
-    """Return name and modules of the decoder's layers: the outermost list of num_hidden_layers blocks.
-
-    Raises:
-        UserError: If there is no such list, or more than one.
-    """
-    count = model.config.num_hidden_layers
-    lists = {name: m for name, m in model.named_modules() if isinstance(m, nn.ModuleList) and len(m) == count}
-    outermost = [name for name in lists if not any(name.startswith(f"{other}.") for other in lists)]
-    if len(outermost) != 1:
-        found = " and ".join(outermost) or "none"
-        raise UserError(
-            f"{model.config.name_or_path}: model_type {model.config.model_type} has no single list of its "
-            f"{count} layers (found: {found}). Set architecture.source to another model with the target's tokenizer."
-        )
-    return outermost[0], lists[outermost[0]]
 
 
 @contextmanager

@@ -20,6 +20,7 @@ from architectures.checkpoint import (
     TensorInfo,
     Weights,
     open_weights,
+    require_numbers,
     require_replaceable,
     require_tensors,
     write_weights,
@@ -276,14 +277,6 @@ def draft_layout(plan: PruningPlan, weights: Weights, dtype: str | None) -> dict
         source = source_name(plan, locations[name], name)
         layout[name] = TensorInfo(weights.info[source].dtype if dtype is None else getattr(torch, dtype), size)
     return layout
-
-
-def require_numbers(weights: Weights, name: str) -> Tensor:
-    """Read a tensor of the source; UserError naming it if it contains NaN or infinity."""
-    tensor = weights.read(name)
-    if tensor.numel() and not torch.stack(tensor.aminmax()).isfinite().all():
-        raise UserError(f"{weights.files[name]}: {name} contains NaN or infinity. Download the checkpoint again.")
-    return tensor
 
 
 # --- config.json ----------------------------------------------------------------------------------------------------

@@ -15,8 +15,8 @@ from architectures.checkpoint import write_weights
 from architectures.families import FAMILIES
 from architectures.families.config_entries import TEXT_PARTS
 from architectures.files import write_json
-from architectures.pruning.depth import prune_depth
-from architectures.pruning.importance import activation_scores, decoder_layers, removal_order, skipping
+from architectures.pruning.depth import decoder_layers, prune_depth
+from architectures.pruning.importance import activation_scores, removal_order, skipping
 from architectures.pruning.plan import PruningPlan, plan_pruning
 from architectures.requested_shape import ArchitectureConfig
 from architectures.shapes import model_shape
