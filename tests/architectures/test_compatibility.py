@@ -76,6 +76,7 @@ CASES = {
     "a shorter context": ({"context": 64}, "length", WARNED),
     "another dtype": ({"dtype": "bfloat16"}, "dtype", {"vllm": WARN}),
     "a misleading name": ({"path": "/runs/Eagle-draft"}, "name", {"vllm": FATAL}),
+    "packed weights": ({"is_quantized": True}, "quantisation", WARNED),
     "an unknown type": ({"shape": None}, "model type", WARNED),
     "a head of its own": (OWN_HEAD, "output head", dict.fromkeys(("vllm", "sglang", "llama.cpp"), FATAL)),
     "heads that share hidden": (SHARED_HIDDEN, "shape", dict.fromkeys(("sglang", "llama.cpp"), FATAL)),

@@ -2,11 +2,14 @@
 
 import json
 import shutil
+from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 import widedraft
+from architectures.compatibility import ENGINES, LABELS
 from eval.engines.certificate import read_certificates
 from eval.engines.certify import CertifySettings, make_certificate
 from eval.engines.runs import NONE, OwnTokens, own_tokens, replay_run
@@ -115,10 +118,25 @@ def test_a_dry_run_prints_the_command_of_every_engine(target_folder, noisy_folde
         "LLMPipe",
     ):
         assert part in printed
+    assert states_of(printed) == Counter({"ok": len(ENGINES)})
     with pytest.raises(SystemExit) as stopped:
         widedraft.main(["certify", str(small_head_folder), *words, "--engine", "vllm"])
     assert stopped.value.code == 1
     assert "--form own-tokenizer" in capsys.readouterr().out
+
+
+def test_a_quantised_draft_is_not_checked(target_folder, noisy_folder, tmp_path, capsys):
+    draft = Path(shutil.copytree(noisy_folder, tmp_path / "draft"))
+    config = json.loads((draft / "config.json").read_text())
+    (draft / "config.json").write_text(json.dumps({**config, "quantization_config": {"quant_method": "fp8"}}))
+    assert widedraft.main(["certify", str(draft), "--target", str(target_folder), "--dry-run"]) == 0
+    assert states_of(capsys.readouterr().out) == Counter({"not checked": len(ENGINES)})
+
+
+def states_of(page):
+    """How often each state is printed for an engine."""
+    heads = [line.partition(": ") for line in page.splitlines()]
+    return Counter(state for engine, _, state in heads if engine in LABELS.values())
 
 
 def test_a_tokenizer_of_as_many_tokens_is_no_own_one(target_folder, noisy_folder):
