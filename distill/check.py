@@ -229,10 +229,11 @@ def reject_unrendered(run: Run, sources: Sequence[Rows | None], malformed: RowEr
         malformed.raise_any()
         return None
     from distill.data.given import Renderer, checked_conversation
-    from eval.models import load_tokenizer
+    from eval.models import load_tokenizer, require_rows
     from eval.prompts import rendered
 
     tokenizer = load_tokenizer(folder)
+    require_rows(folder, last_id=max(tokenizer.get_vocab().values()))
     lengths = [len(ids) for _, ids in rendered(tokenizer, [row for row in rows if isinstance(row, Prompt)], malformed)]
     if data.responses == "given":
         check = partial(checked_conversation, Renderer(folder))
