@@ -44,7 +44,7 @@ from transformers.utils import logging as transformers_logging
 
 from architectures.checkpoint import require_files_of_folder
 from architectures.errors import UserError
-from architectures.families import FAMILIES
+from architectures.families import FAMILIES, quantised
 from architectures.files import read_json_object, require_regular
 from architectures.hub import read_config, require_whole_head
 from architectures.manifest import fingerprint_checkpoint, fingerprint_value, read_json_file
@@ -224,10 +224,11 @@ def load_model(
             follow a fused optimizer, whose steps autograd does not count.
 
     Raises:
-        UserError: If the model is an unsupported encoder-decoder, weights are missing, damaged, not finite or do not
-            fit config.json, or bitsandbytes is not installed.
+        UserError: If the model is an unsupported encoder-decoder or quantised, weights are missing, damaged, not finite
+            or do not fit config.json, or a package is not installed.
     """
     require_checkpoint(folder)
+    reject_quantised(folder)
     require_files_of_folder(folder)
     require_enough_bytes(folder)
     give_back_freed_memory()
@@ -249,6 +250,9 @@ def load_model(
             output_loading_info=True,
             **packing,
         )
+    except ImportError as error:  # an attention implementation, for example
+        told = f"{folder / 'config.json'}: requires a package that is not installed ({one_line(error)})."
+        raise UserError(f"{told} Install it, or remove the entry that requires it.") from error
     except DAMAGED as error:
         reject_own_code(folder, error)
         raise UserError(
@@ -434,6 +438,14 @@ def reject_own_code(folder: Path, error: Exception) -> None:
                 f"{path}: needs remote code (auto_map), which widedraft never runs; transformers "
                 f"{transformers_version} does not implement it. Use a checkpoint of a supported architecture."
             ) from error
+
+
+def reject_quantised(folder: Path) -> None:
+    """Raise UserError for packed weights, which need other packages and dtypes; transformers unpacks MXFP4 itself."""
+    config = read_config(folder)
+    method = (config.get("quantization_config") or {}).get("quant_method")
+    if config.get("quantization_config") is not None and method != "mxfp4":
+        raise quantised(config, str(folder / "config.json"))
 
 
 def reject_incomplete(folder: Path, report: dict[str, Any]) -> None:

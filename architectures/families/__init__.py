@@ -42,6 +42,15 @@ SAME_FOR_TEXT = {
 }
 
 
+def quantised(config: Mapping[str, Any], where: str) -> UserError:
+    """Return the error for a quantised checkpoint that cannot be read."""
+    method = config["quantization_config"].get("quant_method", "unnamed")
+    return UserError(
+        f"{where}: the checkpoint is quantised (quant_method {method!r}). Use its unquantised original, or a GGUF file "
+        "(`widedraft import`); `widedraft eval --endpoint URL` scores a draft on the responses of its server."
+    )
+
+
 def family_of(config: Mapping[str, Any], *, where: str = "config.json") -> Family:
     """Return the family of a config.json.
 
@@ -49,17 +58,13 @@ def family_of(config: Mapping[str, Any], *, where: str = "config.json") -> Famil
         UserError: If its model_type is unknown, it is quantised, or an entry makes it an unsupported variant.
     """
     model_type = config.get("model_type")
+    if config.get("quantization_config") is not None:
+        raise quantised(config, where)
     if model_type not in FAMILIES:
         raise UserError(
             f"{where}: model_type {model_type!r} is not supported, and remote code (trust_remote_code) is never "
             f"run. Drafts are pruned from one of: {', '.join(FAMILIES)}; set architecture.source to such a model "
             "with the target's tokenizer."
-        )
-    if config.get("quantization_config") is not None:
-        method = config["quantization_config"].get("quant_method", "unnamed")
-        raise UserError(
-            f"{where}: the checkpoint is quantised (quant_method {method!r}). Use its unquantised original, "
-            "or a GGUF file, which `widedraft import` dequantises."
         )
     family = FAMILIES[model_type]
     for key, value in family.fixed_entries.items():

@@ -41,6 +41,24 @@ def copy(tiny_target, tmp_path):
     return Path(shutil.copytree(tiny_target, tmp_path / "copy"))
 
 
+@pytest.mark.parametrize("method", ["awq", "fp8", "compressed-tensors"])
+def test_a_quantised_checkpoint_is_named_with_its_method(copy, method):
+    change_config(copy, quantization_config={"quant_method": method})
+    with rejects(copy / "config.json", method, "--endpoint"):
+        load_model(copy, dtype="float32")
+
+
+def test_a_missing_package_is_named(copy):
+    change_config(copy, _attn_implementation="flash_attention_2")
+    with rejects(copy / "config.json", "FlashAttention2"):
+        load_model(copy, dtype="float32")
+
+
+def change_config(folder, **entries):
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | entries))
+
+
 def open_folder(folder):
     """What check, generate and eval do with a target before they use it."""
     Shape.from_config(read_config(folder), where=str(folder / "config.json"))
