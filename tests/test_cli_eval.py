@@ -68,6 +68,14 @@ def test_a_baseline_is_scored_first_and_the_draft_decoded_live(prompts, tiny_tar
     assert list(drafts.items()) == [("baseline", tiny_target), ("draft", tiny_draft)]
 
 
+def test_the_target_as_its_own_draft_is_one_line(prompts, tiny_target, scored, capsys):
+    pair = ["--target", str(tiny_target), "--draft", str(tiny_target), "--prompts", "prompts.jsonl"]
+    assert widedraft.main(["eval", *pair]) == 0
+    [line] = capsys.readouterr().err.splitlines()
+    assert str(tiny_target) in line
+    assert len(scored) == 1
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
