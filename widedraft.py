@@ -150,7 +150,9 @@ COMMANDS = {
             "widedraft eval RECIPE [--checkpoints] [key=value ...]\n"
             "       widedraft eval --target A --draft B --prompts FILE|TASK[=FILE] [--prompts ...] [--baseline C] "
             "[--out DIR] [eval.key=value ...]\n"
-            "       widedraft eval --recorded PATH --draft B [--prompts FILE] [--out DIR] [eval.key=value ...]"
+            "       widedraft eval --recorded PATH --draft B [--prompts FILE] [--out DIR] [eval.key=value ...]\n"
+            "       widedraft eval --endpoint URL (RECIPE | --target A --draft B --prompts FILE|TASK[=FILE]) "
+            "[--out DIR] [generate.model=NAME] [eval.key=value ...]"
         ),
     ),
     "verify": Command(

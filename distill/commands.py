@@ -3,12 +3,13 @@
 import re
 import sys
 from collections.abc import Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from omegaconf import OmegaConf
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from architectures.console import terminal
 from architectures.errors import UserError
@@ -48,11 +49,13 @@ from distill.recipe.recipe import (
     require_profile_folder,
 )
 from distill.run import owned
+from eval.config import server_url
 from eval.responses import EVERY_FILE, ShardPart, prompt_record
 from eval.tasks import PromptWords, prompt_sources
 
 if TYPE_CHECKING:
     from distill.run import Run
+    from eval.prompts import Prompt
     from eval.scorecard_schema import RecordedScorecard, Scorecard
 
 USAGE = "widedraft eval scores a RECIPE's draft, a draft against a target, or a draft on recorded responses."
@@ -67,6 +70,11 @@ class EvalSettings(Section):
     )
     recorded: Annotated[Path | None, Flag(metavar="PATH")] = Field(
         default=None, description="Recorded responses instead of a target: traces or a text file."
+    )
+    endpoint: Annotated[Annotated[str, AfterValidator(server_url)] | None, Flag(metavar="URL")] = Field(
+        default=None,
+        description="Score greedy responses of this vLLM, SGLang or llama.cpp server, whose model may be quantised; of "
+        "the target only tokenizer and chat template are read.",
     )
     draft: Annotated[str | None, Flag(metavar="B")] = Field(
         default=None, description="Directory or hub id of the draft."
@@ -89,7 +97,7 @@ class EvalSettings(Section):
     @property
     def is_for_one(self) -> bool:
         """See distill.distributed."""
-        return self.recorded is not None
+        return self.recorded is not None or self.endpoint is not None
 
     @property
     def holding(self) -> Holding:
@@ -100,13 +108,23 @@ class EvalSettings(Section):
     def is_without_recipe(self) -> bool:
         return bool(self.prompts) or any(each is not None for each in (self.target, self.draft, self.recorded))
 
+    @property
+    def all_words(self) -> tuple[str, ...]:
+        """The words, with the keys that --endpoint sets."""
+        if self.endpoint is None:
+            return self.words
+        return (*self.words, "generate.engine=endpoint", f"generate.urls=[{self.endpoint}]")
+
     @model_validator(mode="after")
     def _recipe_or_pair(self) -> "EvalSettings":
         if self.is_without_recipe and (self.checkpoints or self.debug):
             raise UserError("--checkpoints and --debug need a RECIPE. Remove them.")
         if not self.is_without_recipe and (not self.words or self.out is not None or self.baseline is not None):
             raise UserError(f"{USAGE} --out and --baseline need --draft.")
-        if self.holding != WHOLE and (self.target is None or self.recorded is not None):
+        others = (self.recorded, self.baseline, self.checkpoints or None, self.debug or None)
+        if self.endpoint is not None and any(each is not None for each in others):
+            raise UserError("--endpoint does not support --recorded, --baseline, --checkpoints or --debug. Remove it.")
+        if self.holding != WHOLE and (self.target is None or self.is_for_one):
             raise UserError("--target-placement, its memory and --target-bits need --target; a recipe has keys.")
         if (mistake := self.holding.mistake) is not None:
             raise UserError(f"--target-placement: {mistake}")
@@ -120,11 +138,14 @@ class EvalSettings(Section):
 def score_without_recipe(settings: EvalSettings) -> None:
     from eval.scorecard_tables import summary
 
-    scoring = load_scoring(settings.words)
+    scoring = load_scoring(settings.all_words)
     out = settings.out or Path(f"eval-{Path(str(settings.draft)).name}")
     if out.exists() and not out.is_dir():
         raise UserError(f"--out {out}: is a file. Choose a directory.")
-    card = score_pair(settings, scoring, out) if settings.recorded is None else score_recorded(settings, scoring, out)
+    if settings.recorded is not None:
+        card = score_recorded(settings, scoring, out)
+    else:
+        card = (score_pair if settings.endpoint is None else score_pair_on_endpoint)(settings, scoring, out)
     print(f"{summary(card)}\nscorecard: {out / 'scorecard.md'}")
 
 
@@ -173,10 +194,7 @@ def score_recorded(settings: EvalSettings, scoring: Scoring, out: Path) -> "Reco
         raise UserError(f"--recorded {path}: not found. Pass a directory of responses, or a text file of tensors.")
     if path.is_dir() == bool(settings.prompts):
         raise UserError("--prompts: required with a text file of responses, not with a directory, which contains them.")
-    keys = {str(key) for key in OmegaConf.from_dotlist(list(settings.words)).get("eval", {})}
-    if ignored := sorted(keys - USED_KEYS):
-        used = ", ".join(sorted(USED_KEYS))
-        raise UserError(f"eval.{', eval.'.join(ignored)}: not used with --recorded, which reads only {used}.")
+    keys = used_keys(settings, USED_KEYS, "--recorded")
     if not scoring.generate.is_local:
         raise UserError("generate: not used with --recorded. Remove it.")
 
@@ -193,6 +211,55 @@ def score_recorded(settings: EvalSettings, scoring: Scoring, out: Path) -> "Reco
         if "num_prompts" not in keys:  # a pass over a response is cheap: use all of them
             config = config.model_copy(update={"num_prompts": recording.num_prompts})
         return score_recording(recording, draft, config, out, seed=scoring.seed)
+
+
+def score_pair_on_endpoint(settings: EvalSettings, scoring: Scoring, out: Path) -> "RecordedScorecard":
+    from eval.prompts import load_in_turn
+    from eval.recorded import ENDPOINT_KEYS
+
+    if settings.target is None or settings.draft is None or not settings.prompts:
+        raise UserError(f"{USAGE} With --endpoint, pass --target, --draft and --prompts, or a RECIPE.")
+    if "temperatures" in used_keys(settings, ENDPOINT_KEYS, "--endpoint") and scoring.eval.temperatures != (0.0,):
+        raise UserError(f"eval.temperatures: must be [0] with --endpoint, got {list(scoring.eval.temperatures)}.")
+    prompts = load_in_turn(prompt_sources(settings.prompts), most=scoring.eval.num_prompts)
+    folders = resolve_checkpoint(settings.target), resolve_checkpoint(settings.draft)
+    with owned(out):
+        return score_on_endpoint(scoring, folders, prompts, out)
+
+
+def score_run_on_endpoint(settings: EvalSettings) -> None:
+    """Score <run>/draft on the greedy responses of a server, into <run>/eval-endpoint, at temperature 0 only."""
+    from distill.pipeline import eval_prompts
+    from eval.scorecard_tables import summary
+
+    with own_run(of_words(settings.all_words, debug=False)) as named:
+        run = named.run
+        run.draft.require_finished()
+        if 0.0 not in run.recipe.eval.temperatures:
+            raise UserError(f"eval.temperatures: must contain 0, got {list(run.recipe.eval.temperatures)}.")
+        out = run.folder / "eval-endpoint"
+        card = score_on_endpoint(run.recipe, (run.target, run.draft.path), eval_prompts(run), out)
+    print(f"{summary(card)}\nscorecard: {out / 'scorecard.md'}")
+
+
+def score_on_endpoint(
+    scoring: Scoring | Recipe, folders: tuple[Path, Path], prompts: Sequence["Prompt"], out: Path
+) -> "RecordedScorecard":
+    """Record the greedy responses of a server as a target's, and score a draft on them."""
+    from eval.recorded import record_endpoint, score_recording
+
+    config = scoring.eval.model_copy(update={"temperatures": (0.0,)})
+    recording = record_endpoint(*folders, prompts, out, config=config, generate=scoring.generate)
+    return score_recording(recording, folders[1], config, out, seed=scoring.seed)
+
+
+def used_keys(settings: EvalSettings, used: AbstractSet[str], flag: str) -> set[str]:
+    """Return the keys of section `eval` on the command line; raise UserError for one without effect."""
+    keys = {str(key) for key in OmegaConf.from_dotlist(list(settings.words)).get("eval", {})}
+    if ignored := sorted(keys - used):
+        names = ", ".join(sorted(used))
+        raise UserError(f"eval.{', eval.'.join(ignored)}: not used with {flag}, which reads only {names}.")
+    return keys
 
 
 SHARD = re.compile(r"[1-9]\d{0,4}/[1-9]\d{0,4}")
@@ -383,6 +450,9 @@ def score(settings: EvalSettings) -> None:
     """Score a recipe's draft, or any draft against any target or on recorded responses."""
     if settings.is_without_recipe:
         score_without_recipe(settings)
+        return
+    if settings.endpoint is not None:
+        score_run_on_endpoint(settings)
         return
     from distill.pipeline import checkpoints_stage, eval_stage
 

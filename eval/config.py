@@ -115,7 +115,7 @@ class GenerateConfig(Section):
         description="local: widedraft; vllm: offline vLLM in its own environment; endpoint: running servers.",
     )
     urls: tuple[Annotated[str, AfterValidator(server_url)], ...] = Field(
-        default=(), strict=False, description="vLLM or SGLang servers (http://host:8000)."
+        default=(), strict=False, description="vLLM, SGLang or llama.cpp servers (http://host:8000)."
     )
     model: str | None = Field(
         default=None, min_length=1, description="Model name on the servers; null if they serve only one."

@@ -1,6 +1,7 @@
 """Score a draft on recorded responses of a target that is not available: `widedraft eval --recorded PATH --draft B`.
 
 PATH is a directory of responses as `generate` and `eval` write them, or a text file of tensors (read_text_responses).
+`widedraft eval --endpoint URL` records the greedy responses of a server first, whose model may be the quantised target.
 The responses fix every context in which the draft proposes, and the token it must propose. That decides exact match
 for every number of speculative tokens from one pass of the draft; and, if log p(y_t) was recorded, rejection sampling:
 min(1, q / p)(y_t). Everything else needs the target and is left out: argmax agreement, alpha as the sum of min(p, q),
@@ -9,7 +10,7 @@ other temperatures, step times and speedups.
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +26,10 @@ from architectures.files import checked, read_text, write_text
 from architectures.manifest import fingerprint_value
 from architectures.settings import MinP, RepetitionPenalty, Temperature, TopK, TopP
 from architectures.vocabulary_head import head_ids
-from eval.acceptance_rates import mean, steps_at
+from eval.acceptance_rates import mean, responses_folder, steps_at
 from eval.chat import checked_text
-from eval.config import EvalConfig, requested_sampling
+from eval.config import EvalConfig, GenerateConfig, requested_sampling
+from eval.decoding.generate import write_traces
 from eval.decoding.sampling import (
     EXACT_GREEDY_DRAFT,
     EXACT_SAMPLED_DRAFT,
@@ -38,6 +40,7 @@ from eval.decoding.sampling import (
     seen_along,
 )
 from eval.decoding.speculative import first_tokens
+from eval.engines.external_generate import EngineServer, responses_by
 from eval.intervals import CONFIDENCE, INTERVALS, NUM_RESAMPLES, Resampling
 from eval.machine import torch_threads
 from eval.models import (
@@ -46,10 +49,11 @@ from eval.models import (
     model_facts,
     require_positions,
     require_rows,
+    require_same_tokenizer,
     text_config,
     tokenizer_identity,
 )
-from eval.prompts import first_field, load_rows
+from eval.prompts import Prompt, first_field, load_rows
 from eval.replay import (
     Array,
     DraftScore,
@@ -60,7 +64,7 @@ from eval.replay import (
     response_logits,
     value_at,
 )
-from eval.responses import SETTINGS_NAME, Trace, read_claims, read_traces, require_known_ids
+from eval.responses import SETTINGS_NAME, DecodingSettings, Trace, read_claims, read_traces, require_known_ids
 from eval.scorecard_schema import (
     CARD_NAME,
     DraftModel,
@@ -68,6 +72,7 @@ from eval.scorecard_schema import (
     RecordedResponses,
     RecordedRow,
     RecordedScorecard,
+    ServedModel,
     Settings,
     write_record,
 )
@@ -78,6 +83,7 @@ TRACES_NAME = "eval"  # held out of training
 LATER_TURN = re.compile(r"#[0-9]+$")
 BLOCK = re.compile(r"\s*tensor\(\[\[([^\[\]()]*)\]\](?:,\s*\w+=[^\s,()\[\]]+)*\)")  # torch adds device and dtype
 USED_KEYS = {"num_prompts", "num_speculative_tokens", "dtype"}
+ENDPOINT_KEYS = {*USED_KEYS, "max_new_tokens", "max_prompt_len", "temperatures", "sampling"}
 
 
 @dataclass(frozen=True)
@@ -92,6 +98,7 @@ class Recording:
     target: str | None
     responses: tuple[tuple[int, Trace], ...]
     unanswered: int = 0
+    served: ServedModel | None = None
 
     @property
     def num_prompts(self) -> int:
@@ -108,6 +115,40 @@ class RecordedSettings:
     top_k: TopK = None
     min_p: MinP = 0.0
     repetition_penalty: RepetitionPenalty = 1.0
+    served_model: str | None = None
+
+
+def record_endpoint(
+    target: Path, draft: Path, prompts: Sequence[Prompt], out: Path, *, config: EvalConfig, generate: GenerateConfig
+) -> Recording:
+    """Record the greedy responses of a server's model to prompts rendered as for the target, into out/responses.
+
+    Responses that exist are kept. The target's weights are not loaded.
+
+    Raises:
+        UserError: If the tokenizer of the draft differs, the server fails, or the responses are of another model.
+    """
+    require_same_tokenizer(target, draft)
+    [url] = generate.urls
+    server = EngineServer.find(url, generate, max_model_len=1)
+    server.client.close()
+    settings = DecodingSettings(
+        max_new_tokens=config.max_new_tokens,
+        temperature=0.0,
+        top_p=1.0,
+        batch_size=config.batch_size,
+        shard_size=config.batch_size,
+        max_prompt_len=config.max_prompt_len,
+        seed=0,
+        dtype="the server's",
+        repetition_penalty=config.sampling.repetition_penalty,
+        served_model=server.model,
+    )
+    folder = responses_folder(out, 0.0, config.sampling)
+    with responses_by(generate) as kind:
+        write_traces(target, prompts[: config.num_prompts], folder, settings, name=TRACES_NAME, generated_by=kind)
+    served = ServedModel(name=server.model, url=url, target=str(target))
+    return replace(read_recorded_traces(folder, draft), served=served)
 
 
 def read_recorded_traces(folder: Path, draft: Path) -> Recording:
@@ -147,7 +188,8 @@ def read_recorded_traces(folder: Path, draft: Path) -> Recording:
         row = of_row
         responses.append((number, trace))
     sampling = Sampling.of(settings.temperature, requested_sampling(settings))
-    return Recording(folder, sampling, settings.target, tuple(responses))
+    served = None if settings.served_model is None else ServedModel(name=settings.served_model)
+    return Recording(folder, sampling, settings.target, tuple(responses), served=served)
 
 
 def read_recorded_text(path: Path, prompts: str, draft: Path) -> Recording:
@@ -237,6 +279,7 @@ def score_recording(
             path=str(recording.path),
             form="text" if recording.target is None else "traces",
             target_fingerprint=recording.target,
+            served=recording.served,
             temperature=recording.sampling.temperature,
             sampling=requested_sampling(recording.sampling),
             given=recording.num_prompts,

@@ -293,6 +293,7 @@ class DecodingSettings:
         top_p: As in eval.config.SamplingConfig, like top_k, min_p and repetition_penalty.
         shard_size: Prompts per shard, the unit a rerun continues from.
         max_prompt_len: Tokens; longer prompts are dropped and counted.
+        served_model: A server's name for the model that generates instead of the target, such as its quantised form.
     """
 
     max_new_tokens: int
@@ -306,6 +307,7 @@ class DecodingSettings:
     top_k: int | None = None
     min_p: float = 0.0
     repetition_penalty: float = 1.0
+    served_model: str | None = None
     holding: Holding = WHOLE
 
     @property

@@ -619,12 +619,21 @@ class RecordedRow(Record):
     by_k: Some[StepsAtK]
 
 
+class ServedModel(Record):
+    """The model of a server, and the target whose tokenizer and template rendered its prompts; None if unknown."""
+
+    name: str
+    url: str | None = None
+    target: str | None = None
+
+
 class RecordedResponses(Record):
     """The recorded responses that were scored; `unanswered`: prompts after the last one with a response."""
 
     path: str
     form: Literal["text", "traces"]
     target_fingerprint: str | None
+    served: ServedModel | None = None
     temperature: float
     sampling: SamplingConfig = SamplingConfig()
     given: int

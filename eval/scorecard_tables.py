@@ -400,7 +400,7 @@ def scorecard_page(card: Scorecard | RecordedScorecard) -> TableSection:
     warnings = [f"WARNING: {text}" for text in card.warnings]
     if isinstance(card, RecordedScorecard):
         named = {"draft": card}
-        shown, details = [recorded_results(named), models(named)], [recorded_positions(named)]
+        shown, details = [*served_line(card), recorded_results(named), models(named)], [recorded_positions(named)]
     else:
         drafts, named = scored_drafts({card.primary: card}), {card.primary: card}
         shown = [decoding(drafts), models(named), lengths_by_k(card)]
@@ -417,13 +417,24 @@ def scorecard_page(card: Scorecard | RecordedScorecard) -> TableSection:
     return TableSection("Scorecard", [*warnings, *shown, page])
 
 
+def served_line(card: RecordedScorecard) -> list[str]:
+    """Name the model of a server that generated the responses, and the target."""
+    served = card.recording.served
+    if served is None:
+        return []
+    where = f" at {served.url}" if served.url else ""
+    target = served.target or f"the target {str(card.recording.target_fingerprint)[:12]}"
+    return [f"Responses of the served model {served.name}{where}; prompts rendered as for {target}."]
+
+
 def summary(card: Scorecard | RecordedScorecard) -> str:
     """Format the result at the first temperature, and the first warning."""
     is_recorded = isinstance(card, RecordedScorecard)
     table = recorded_results({"draft": card}) if is_recorded else decoding(scored_drafts({"draft": card}), 1)
     count = len(card.warnings)
     warnings = [f"WARNING{f' 1 of {count}' if count > 1 else ''}: {text}" for text in card.warnings[:1]]
-    return "\n".join([terminal(table), *warnings])
+    served = served_line(card) if is_recorded else []
+    return "\n".join([terminal(table), *served, *warnings])
 
 
 def find_warnings(card: Scorecard) -> list[str]:

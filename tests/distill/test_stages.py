@@ -14,6 +14,7 @@ from distill.run import Run
 from eval.responses import read_traces
 from tests.conftest import train_here
 from tests.distill.recipe_files import write_recipe
+from tests.eval.engines.fake_server import FakeServer, served
 
 pytestmark = pytest.mark.slow
 
@@ -98,6 +99,19 @@ def test_every_checkpoint_is_scored_on_the_responses_of_the_scorecard(run, capsy
             assert point["tau"] == entry["tau"]
     assert "(best)" in capsys.readouterr().out
     assert "ep0-ba3" in (out / "eval" / "report.html").read_text()
+
+
+def test_the_draft_is_scored_on_the_responses_of_a_server(run, tiny_target):
+    arguments, out = run
+    with served(FakeServer(tiny_target)) as server:
+        assert widedraft.main(["eval", *arguments, "--endpoint", server.url]) == 0
+        assert widedraft.main(["eval", *arguments, "--endpoint", server.url, "eval.temperatures=[0.5]"]) == 2
+        assert len(server.requests) == 4
+    served_card = json.loads((out / "eval-endpoint" / "scorecard.json").read_text())
+    card = json.loads((out / "eval" / "scorecard.json").read_text())
+    [row] = [row for row in card["acceptance"] if row["draft"] == "draft" and row["temperature"] == 0]
+    assert served_card["acceptance"][0]["by_k"] == row["by_k"]
+    assert served_card["recording"]["served"]["url"] == server.url
 
 
 def test_a_checkpoint_of_another_model_is_refused(run, tmp_path, capsys):

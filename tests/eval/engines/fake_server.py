@@ -1,4 +1,4 @@
-"""A server that speaks as vLLM's or SGLang's does and generates with a tiny model of ours."""
+"""A server that speaks as vLLM's, SGLang's or llama.cpp's does and generates with a tiny model of ours."""
 
 import json
 import threading
@@ -28,6 +28,10 @@ def decoded_text(
     return list(text.token_ids), text.stopped
 
 
+PATHS = {"vllm": "/v1/completions", "sglang": "/generate", "llamacpp": "/completion"}
+LENGTHS = {"vllm": "max_tokens", "sglang": "max_new_tokens", "llamacpp": "n_predict"}
+
+
 class GoneError(Exception):
     """The server breaks the connection off."""
 
@@ -38,7 +42,8 @@ class FakeServer:
 
     Attributes:
         folder: Of the model.
-        kind: "vllm" or "sglang".
+        kind: "vllm", "sglang" or "llamacpp".
+        end_ids: Where "llamacpp" stops, as its file says; the others stop where they are asked to.
         tamper: Changes a response before it is sent.
         max_requests: After these it breaks connections off.
         statuses: HTTP statuses of the first requests for responses.
@@ -49,6 +54,7 @@ class FakeServer:
 
     folder: Any
     kind: str = "vllm"
+    end_ids: frozenset[int] = frozenset({2})
     tamper: Callable[[dict[str, Any]], Any] = lambda _response: None
     max_requests: int = 10**6
     statuses: list[int] = field(default_factory=list)
@@ -64,28 +70,31 @@ class FakeServer:
         loaded(self.folder)  # models are loaded by one thread at a time
 
     def respond(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        assert path == ("/v1/completions" if self.kind == "vllm" else "/generate")
-        settings = body if self.kind == "vllm" else body["sampling_params"]
+        assert path == PATHS[self.kind]
+        settings = body["sampling_params"] if self.kind == "sglang" else body
         with self.lock:
             self.requests.append(settings)
             if len(self.requests) > self.max_requests:
                 raise GoneError
-            prompt = body["prompt"] if self.kind == "vllm" else body["input_ids"]
+            prompt = body["input_ids"] if self.kind == "sglang" else body["prompt"]
             temperature = settings["temperature"] if self.temperature is None else self.temperature
             ids, is_stopped = decoded_text(
                 self.folder,
                 tuple(prompt),
                 Limits(
-                    settings["max_tokens" if self.kind == "vllm" else "max_new_tokens"],
-                    frozenset(settings["stop_token_ids"]),
+                    settings[LENGTHS[self.kind]],
+                    self.end_ids if self.kind == "llamacpp" else frozenset(settings["stop_token_ids"]),
                 ),
                 Sampling(temperature, settings["top_p"]),
-                settings["seed" if self.kind == "vllm" else "sampling_seed"],
+                settings["sampling_seed" if self.kind == "sglang" else "seed"],
             )
         ids, reason = [*ids], "stop" if is_stopped else "length"
         if self.kind == "vllm":
             choice = {"index": 0, "text": "", "logprobs": None, "finish_reason": reason, "token_ids": ids}
             response = {"id": "1", "object": "text_completion", "created": 0, "model": "tiny", "choices": [choice]}
+        elif self.kind == "llamacpp":
+            assert body["return_tokens"]
+            response = {"tokens": ids, "stop_type": "eos" if is_stopped else "limit", "content": ""}
         else:
             ended = {"type": reason, **({"matched": ids[-1]} if is_stopped else {})}
             response = {"output_ids": ids, "meta_info": {"finish_reason": ended}}

@@ -103,10 +103,20 @@ def test_sglang_may_leave_the_stop_token_out(target_folder, tmp_path, own):
     assert shards(tmp_path) == own
 
 
-@KINDS
+@pytest.mark.parametrize("end_ids", [{2}, set()], ids=["same", "none"])
+def test_llama_cpp_stops_as_its_file_says(target_folder, tmp_path, own, end_ids):
+    with served(FakeServer(target_folder, "llamacpp", end_ids=frozenset(end_ids))) as server:
+        write(target_folder, tmp_path, endpoint(server))
+        neutral = {"repeat_penalty": 1.0, "min_p": 0.0, "top_p": 1.0, "top_k": 0, "temperature": 0.0}
+        assert all(neutral.items() <= settings.items() for settings in server.requests)
+    assert shards(tmp_path) == own
+
+
+@pytest.mark.parametrize("kind", ["vllm", "sglang", "llamacpp"])
 def test_text_without_token_ids_is_rejected(target_folder, tmp_path, kind):
     def remove(response):
         response.pop("output_ids", None)
+        response.pop("tokens", None)
         for choice in response.get("choices", ()):
             del choice["token_ids"]
 
@@ -152,7 +162,9 @@ def test_a_busy_server_is_asked_again(target_folder, tmp_path, own):
         write(target_folder, tmp_path / "out", endpoint(server, concurrency=1))
         assert shards(tmp_path / "out") == own
         server.statuses = [400]
-        assert f"{server.url}: HTTP 400" in rejected(target_folder, tmp_path / "other", endpoint(server))
+        assert f"f:0: {server.url}: HTTP 400" in rejected(
+            target_folder, tmp_path / "other", endpoint(server, concurrency=1)
+        )
 
 
 def test_one_of_two_servers_may_die(target_folder, tmp_path, own, capsys):

@@ -243,6 +243,7 @@ def settings_changes() -> list[Any]:
         "top_k": 40,
         "min_p": 0.1,
         "repetition_penalty": 1.1,
+        "served_model": "target-fp8",
     }
     # Where the target is held is no claim.
     assert {*values, "holding"} == {field.name for field in dataclasses.fields(DecodingSettings)}
@@ -252,7 +253,8 @@ def settings_changes() -> list[Any]:
 @pytest.mark.parametrize(("name", "value"), settings_changes())
 def test_changed_setting_is_refused_with_both_values(chatty_target, tmp_path, name, value):
     write_traces(chatty_target, PROMPTS[:2], tmp_path, SAMPLED)
-    old = "null" if name in ("min_p", "repetition_penalty") else json.dumps(getattr(SAMPLED, name))  # left out if none
+    left_out = name in ("min_p", "repetition_penalty", "served_model")  # if none
+    old = "null" if left_out else json.dumps(getattr(SAMPLED, name))
     with rejects(name, old, json.dumps(value)):
         write_traces(chatty_target, PROMPTS[:2], tmp_path, dataclasses.replace(SAMPLED, **{name: value}))
 
