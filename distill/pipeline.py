@@ -317,8 +317,10 @@ def make_responses(run: Run, part: ShardPart = EVERY_FILE) -> ResponseCounts | N
     from distill.data.given import collect_given
     from distill.data.training_data import generate_responses
     from eval.engines.external_generate import responses_by
+    from eval.models import load_tokenizer, require_rows
 
     recipe = run.recipe
+    require_rows(run.target, last_id=max(load_tokenizer(run.target).get_vocab().values()))
     answered = collect_given if recipe.data.responses == "given" else generate_responses
     with responses_by(recipe.generate) as kind:
         return answered(

@@ -31,7 +31,6 @@ from eval.models import (
     context_length_of,
     load_tokenizer,
     require_finite,
-    require_rows,
     stop_token_ids,
     text_config,
     tokenizer_identity,
@@ -91,7 +90,6 @@ def write_traces(
         UserError: If out has responses of this name with other settings, or no prompt is short enough.
     """
     settings, tokenizer = within_context(target, settings), load_tokenizer(target)
-    require_rows(target, last_id=max(tokenizer.get_vocab().values()))
     generator = (generated_by or LocalGenerator)(target, tokenizer, settings, name=name, share=share)
     lengths = [len(ids) for _, ids in rendered(tokenizer, prompts)]
     turns = first_turns(drop_too_long(prompts, lengths, settings.max_prompt_len))
