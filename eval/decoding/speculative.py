@@ -464,6 +464,8 @@ class SpeculativeSteps:
             columns_B, probs_BS = self.batch.pick(logits_BS, seen_BS, draws_B, drafting=True)
             tokens.append(tokens_of(columns_B, self.batch.output_ids_S))
             probs.append(probs_BS if self.request.rule == REJECTION else None)
+            if max(counts) == step + 1:  # no row wants another token
+                break
             ids_BT, seen_BS = tokens[-1][:, None], marked(seen_BS, columns_B)
             spans = [
                 (text.length + step, int(step + 1 < count)) for text, count in zip(self.texts, counts, strict=True)

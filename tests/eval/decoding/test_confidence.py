@@ -2,6 +2,7 @@
 
 import pytest
 
+from eval.decoding.kv_cache import RowSequencer
 from eval.decoding.sampling import LOSSLESS, Limits, Speculation, confidence_of
 from eval.decoding.speculative import LookupFirst, plain_decode, speculative_decode
 from eval.models import load_model
@@ -81,6 +82,22 @@ def test_the_target_as_its_own_draft_keeps_all_it_proposes(target, prompts, midd
     drafted = [one for text in decoded for one in text.steps if not one.looked_up]
     assert all(one.accepted == one.proposed for one in drafted)
     assert {one.proposed for one in drafted} >= {0, k}
+
+
+def test_the_draft_reads_nothing_once_no_row_wants_another_token(target, noisy_draft, prompts, middling, monkeypatch):
+    """Rows that end early want fewer tokens than rows in doubt were going to."""
+    fed = []
+    feed = RowSequencer.feed
+
+    def counted(self, ids_BT, spans, **how):
+        fed.append((self.model is noisy_draft, sum(count for _, count in spans)))
+        return feed(self, ids_BT, spans, **how)
+
+    monkeypatch.setattr(RowSequencer, "feed", counted)
+    speculation = Speculation(4, draft_p_min=middling)
+    for length in range(2, 12):
+        speculative_decode(target, noisy_draft, prompts, limits=Limits(length), speculation=speculation)
+    assert all(count for is_draft, count in fed if is_draft)
 
 
 def test_a_threshold_that_means_nothing_is_rejected():
