@@ -679,15 +679,22 @@ def eval_stage(run: Run) -> None:
 
 
 def export_stage(run: Run) -> None:
-    """Export <run>/draft from the checkpoint that the recipe selects, even if training has not finished."""
+    """Export <run>/draft from the checkpoint that the recipe selects, even if training has not finished.
+
+    The draft of a finished training run stays finished, and stays as it is unless the export's keys have changed.
+    """
     from distill.checkpoints.folders import chosen_checkpoint
     from distill.export import export_draft
 
+    draft = run.draft.manifest or {}
+    finished = bool(draft.get("finished")) and set(changed_inputs(draft, draft_inputs(run))) <= {"export"}
+    if finished and run.draft.is_current(draft_inputs(run)):
+        return
     saved = run.checkpoints.path
     checkpoint = chosen_checkpoint(saved, run.recipe.export.checkpoint)
     if checkpoint is None:
         raise UserError(f"{saved}: no checkpoint to export. Run {command_of('distill')} first.")
-    export_draft(run, checkpoint, finished=False)
+    export_draft(run, checkpoint, finished=finished)
     print(f"   {run.draft.path}: from {checkpoint}")
 
 

@@ -235,15 +235,19 @@ def test_a_finished_draft_is_trained_again_only_for_other_inputs(make_run, launc
     assert len(launch(changed(recipe, "export.dtype", "float32"))) == 1
 
 
-def test_a_draft_exported_meanwhile_is_not_a_finished_one(make_run, launch):
+def test_an_exported_draft_is_finished_if_its_training_is(make_run, launch):
     recipe = make_run(max_duration="1ba")
     train(recipe)
-    assert launch(recipe) == []
-    export_stage(Run.of(recipe))
-    manifest = read_manifest(Path(recipe.run_dir) / "draft")
-    assert manifest is not None
-    assert manifest["finished"] is False
-    assert len(launch(recipe)) == 1
+    draft = Path(recipe.run_dir) / "draft"
+    (draft / "run-Q8_0.gguf").touch()
+    for exported, is_kept in ((recipe, True), (changed(recipe, "export.dtype", "float32"), False)):
+        export_stage(Run.of(exported))
+        assert launch(exported) == []
+        assert (draft / "run-Q8_0.gguf").exists() == is_kept
+    longer = changed(recipe, "distill.max_duration", "2ba")
+    export_stage(Run.of(longer))
+    assert (read_manifest(draft) or {})["finished"] is False
+    assert len(launch(longer)) == 1
 
 
 @pytest.mark.parametrize(
