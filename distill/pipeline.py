@@ -53,7 +53,7 @@ from distill.cache_files import is_whole, verify_files
 from distill.check import check_recipe
 from distill.distributed import is_launched, require_same
 from distill.draft_vocabulary import OutputIds, choose_output_ids, with_output_ids
-from distill.process import signals_kept
+from distill.process import EXIT_CODE, signals_kept
 from distill.recipe.recipe import load_recipe
 from distill.recipe.sections import TeacherConfig, teacher_dtype
 from distill.recipe.validate import reject_orders
@@ -503,6 +503,8 @@ def run_training(recipe_path: Path, overrides: Sequence[str], share: Share = ALO
             raise
         finally:
             signal.signal(signal.SIGTERM, before)
+    if code == EXIT_CODE:  # interrupted, which this process reports
+        raise KeyboardInterrupt
     if code < 0:  # ended by a signal, as this process ends now
         signal.signal(-code, signal.SIG_DFL)
         os.kill(os.getpid(), -code)

@@ -1,4 +1,4 @@
-"""Exit codes and Ctrl-C: 0 success, 2 user error, 130 interrupted; one message for all processes.
+"""Exit codes and signals: 0 success, 2 user error, 130 interrupted, 143 terminated; one message for all processes.
 
 KeyboardInterrupt is only useful in a command's own code, which closes logs and stops other processes. During imports
 it would print a traceback, in C++ code that imports or calls Python it is dropped, becomes an ImportError, or ends in
@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
+from typing import NoReturn
 
 # Composer's launcher polls for failed processes ten times a second, then stops the remaining ones.
 WAIT_FOR_RANK_0_S = 10
@@ -53,13 +54,24 @@ from architectures.errors import UserError  # noqa: E402
 
 INTERRUPTED = "\nInterrupted. Run the same command again to continue."
 EXIT_CODE = 128 + signal.SIGINT
+OWNED_VARIABLE = "WIDEDRAFT_OWNED_RUNS"  # directories owned by this process, or by the one that started it
 
 
 class Process:
-    """State of signal handling: whether this package installed the SIGINT handler, and whether a command is running."""
+    """State of signal handling.
+
+    Attributes:
+        is_ours: This package installed the SIGINT handler.
+        is_child: Another command started this process, and reports Ctrl-C.
+        peers: Process ids of this machine's part of a training run, while it trains.
+        is_terminated: SIGTERM was received, and the batch that is being trained is the last.
+    """
 
     is_ours = False
+    is_child = False
     runs_command = False
+    peers: tuple[int, ...] = ()
+    is_terminated = False
 
 
 @contextmanager
@@ -74,6 +86,7 @@ def catching_interrupts() -> Iterator[None]:
 
 def take_interrupts() -> None:
     """Handle SIGINT with `interrupt` from now on, unless this process was started with SIGINT ignored."""
+    Process.is_child = bool(os.environ.get(OWNED_VARIABLE))
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         Process.is_ours = True
         restore_interrupts()
@@ -106,7 +119,7 @@ def interrupt(number: int, frame: FrameType | None) -> None:
         if int(os.environ.get("WORLD_SIZE", "1")) > 1:
             signal.signal(signal.SIGTERM, go_on_ending)
         signal.default_int_handler(number, frame)
-    if os.environ.get("LOCAL_RANK", "0") == "0":
+    if local_rank() == 0 and not Process.is_child:
         os.write(sys.__stderr__.fileno() if sys.__stderr__ else 2, f"{INTERRUPTED}\n".encode())
     os._exit(EXIT_CODE)
 
@@ -136,27 +149,48 @@ class LostProcessError(RuntimeError):
     """Another process of this command is gone."""
 
 
-def restore_signals(rank: int) -> None:
-    """Undo what importing Composer did: Ctrl-C is handled as before, and ranks above 0 end at once on SIGTERM.
-
-    On SIGTERM Composer exits in order, for its loggers, which only rank 0 has; its launcher takes that for a crash and
-    prints all other output after the message that matters. Rank 0 exits in order, too, and explains it.
-    """
+def restore_signals() -> None:
+    """Undo what importing Composer did: Ctrl-C is handled as before, and SIGTERM by `end_on_sigterm`."""
     restore_interrupts()
-    signal.signal(signal.SIGTERM, signal.SIG_DFL if rank != 0 else end_on_sigterm)
+    signal.signal(signal.SIGTERM, end_on_sigterm)
 
 
 def end_on_sigterm(number: int, frame: FrameType | None) -> None:  # noqa: ARG001  # a signal handler's signature
-    """Exit on SIGTERM, after loggers have been closed, and explain it.
+    """Exit on SIGTERM, during training only after the current batch.
 
-    Composer's launcher sends it to all processes of a machine when one is gone, and reports only that the rest ended.
+    Composer's launcher sends it to all processes of a machine when it receives it itself, and when one of them is
+    gone. No batch ends then.
     """
-    report_lost("Terminated (SIGTERM): another process of this command failed or was killed.")
+    lost = not all(map(is_running, Process.peers))
+    if Process.peers and (Process.is_terminated or not lost):
+        Process.is_terminated = True
+        return
+    several = os.environ.get("WORLD_SIZE", "1") != "1"
+    exit_terminated(f": another process of this command {'' if lost else 'may have '}failed" if several else "")
+
+
+def is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except OSError:
+        return False
+    return True
+
+
+def exit_terminated(detail: str) -> NoReturn:
+    """Exit after SIGTERM: rank 0 in order, with a message; others at once.
+
+    Composer's launcher takes any exit code of theirs for a crash, and prints all their output after the message.
+    """
+    if os.environ.get("RANK", "0") != "0":
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGTERM)
+    report_lost(f"Terminated (SIGTERM){detail}.")
     sys.exit(128 + signal.SIGTERM)
 
 
 def report_lost(reason: str) -> None:
-    """Report once that another process is lost; ignore SIGTERM from then on, as this process is exiting.
+    """Report once why this process is exiting, and ignore SIGTERM from then on.
 
     A lost process is noticed twice: by the connection to it, and by Composer's launcher, whose SIGTERM may arrive
     while this process is exiting.
@@ -189,7 +223,8 @@ def report_user_errors(command: Callable[[], None]) -> int:
         report_lost(f"Another process of this command exited ({str(error).splitlines()[0]}).")
         return 1
     except KeyboardInterrupt:
-        print_once(INTERRUPTED)
+        if not Process.is_child:
+            print_once(INTERRUPTED)
         return EXIT_CODE
     return 0
 

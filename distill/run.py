@@ -46,6 +46,7 @@ from architectures.settings import command_of
 from architectures.shapes import ContextLength, Shape, context_length, model_shape
 from architectures.sharing import ALONE, Share
 from architectures.target_files import SETTINGS_NAME
+from distill.process import OWNED_VARIABLE
 from distill.recipe.recipe import RESOLVED, Recipe, dotted, save_recipe
 from distill.recipe.validate import reject_unfit
 from eval.layer_memory import reject_asked_cap
@@ -377,7 +378,6 @@ def length_of(folder: Path) -> ContextLength | None:
 
 
 LOCK_NAME = "run.lock"
-OWNED_VARIABLE = "WIDEDRAFT_OWNED_RUNS"  # directories owned by this process, or by the one that started it
 HINT = "Set another run_dir, or remove it."
 NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)  # of file systems without locks
 

@@ -61,7 +61,7 @@ class TrainSettings(Section):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Train the recipe of the command line; return the exit code of the process."""
-    restore_signals(dist.get_global_rank())
+    restore_signals()
     return report_user_errors(lambda: train_from_arguments(sys.argv[1:] if argv is None else argv))
 
 

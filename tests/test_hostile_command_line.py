@@ -138,6 +138,20 @@ def test_a_command_catches_ctrl_c_itself_and_a_process_that_ignores_it_stays_so(
         signal.signal(signal.SIGINT, before)
 
 
+def test_a_process_of_a_command_leaves_the_message_to_it(monkeypatch, capfd):
+    before = signal.getsignal(signal.SIGINT)
+    monkeypatch.setattr(interrupts.Process, "is_ours", False)
+    monkeypatch.setattr(interrupts.Process, "is_child", False)
+    monkeypatch.setenv(interrupts.OWNED_VARIABLE, "/run")
+    try:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        interrupts.take_interrupts()
+        assert report_user_errors(lambda: os.kill(os.getpid(), signal.SIGINT)) == 130
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert capfd.readouterr().err == ""
+
+
 def test_a_launcher_that_is_interrupted_too_does_not_change_what_is_said(monkeypatch, capfd):
     """It sends SIGTERM to processes that are on their way out of Ctrl-C."""
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}

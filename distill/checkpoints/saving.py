@@ -8,7 +8,9 @@ Composer reads checkpoints without an allowlist. It also evaluates the descripti
 own in a checkpoint (State._apply_required_algorithms, mosaicml 0.32.1), so those are rejected, too.
 """
 
+import os
 import shutil
+import socket
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Set
 from datetime import timedelta
@@ -64,6 +66,7 @@ from distill.checkpoints.folders import (
     read_tensors,
 )
 from distill.data.batches import UnknownInputs
+from distill.process import Process, exit_terminated
 
 
 class DiskErrors(FileSystemWriter):
@@ -214,11 +217,14 @@ class CheckpointWriter(CheckpointSaver):
     def fit_start(self, state: State, logger: Logger) -> None:
         """Remove partial files of a killed session."""
         super().fit_start(state, logger)
+        host = socket.gethostname()
+        Process.peers = tuple(pid for name, pid in dist.all_gather_object((host, os.getpid())) if name == host)
         if dist.get_global_rank() == 0:
             remove_partials(Path(self.folder), mark=MANIFEST_NAME)
 
     def close(self, state: State, logger: Logger) -> None:  # noqa: ARG002  # Composer's signature
         """Remove the base class's upload directory, without its barrier: other processes may be gone."""
+        Process.peers = ()
         self.tmp_dir_for_symlink.cleanup()
 
     def eval_end(self, state: State, logger: Logger) -> None:  # noqa: ARG002  # Composer's signature
@@ -234,6 +240,17 @@ class CheckpointWriter(CheckpointSaver):
     def batch_checkpoint(self, state: State, logger: Logger) -> None:
         super().batch_checkpoint(state, logger)
         self.save_best(state, logger)
+        self.end_if_terminated(state, logger)
+
+    def end_if_terminated(self, state: State, logger: Logger) -> None:
+        """Save the batch and exit if any process has received SIGTERM; collective."""
+        terminated = state.device.tensor_to_device(torch.tensor(int(Process.is_terminated)))
+        dist.all_reduce(terminated, reduce_operation="MAX")
+        if terminated.item():
+            Process.is_terminated = True  # processes that end first are not lost
+            if self.last_checkpoint_batch != state.timestamp.batch:
+                self._save_checkpoint(state, logger)
+            exit_terminated(f": batch {state.timestamp.batch.value} is saved")
 
     def epoch_checkpoint(self, state: State, logger: Logger) -> None:
         super().epoch_checkpoint(state, logger)

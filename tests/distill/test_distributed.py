@@ -5,6 +5,7 @@ What only trains is trained by a pair of processes that stays; launches, and wha
 
 import os
 import pickle
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -294,6 +295,20 @@ def test_a_lost_process_ends_the_others_and_costs_no_checkpoint(make_run, tmp_pa
     assert completed.stderr.count(AGAIN) == 1
     assert "Traceback" not in completed.stderr
     assert [path.name for path in find_checkpoints(Path(together.run_dir) / "checkpoints")][-1] == "ep0-ba2-rank0.pt"
+    train(together)
+    assert find_checkpoints(Path(together.run_dir) / "checkpoints")[-1].name.endswith("ba4-rank0.pt")
+
+
+@pytest.mark.usefixtures("warm")
+def test_sigterm_to_one_process_saves_the_batch_of_all(make_run, tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    (tmp_path / "losing.py").write_text(LOSING_RANK_1.replace("SIGKILL", "SIGTERM"))
+    together = make_run("together", save_interval="1dur", eval_interval="1dur", max_duration="4ba")
+    completed = launch(together, 2, program=(str(tmp_path / "losing.py"),))
+    assert completed.returncode == 128 + signal.SIGTERM
+    assert completed.stderr.count(AGAIN) == 1
+    assert "another process" not in completed.stderr
+    assert [path.name for path in find_checkpoints(Path(together.run_dir) / "checkpoints")] == ["ep0-ba3-rank0.pt"]
     train(together)
     assert find_checkpoints(Path(together.run_dir) / "checkpoints")[-1].name.endswith("ba4-rank0.pt")
 

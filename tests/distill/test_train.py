@@ -229,11 +229,9 @@ def test_cores_are_shared_unless_the_user_said_otherwise(monkeypatch, omp, proce
     assert chosen == ([] if expected is None else [expected])
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-def test_ctrl_c_is_an_interrupt_again_and_other_ranks_end_at_once(monkeypatch, tmp_path, rank):
+def test_signals_are_handled_as_before_composers_import(monkeypatch, tmp_path):
     """Composer replaces both handlers when it is imported."""
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    monkeypatch.setenv("RANK", str(rank))
 
     def composers(*_):
         pass
@@ -243,7 +241,7 @@ def test_ctrl_c_is_an_interrupt_again_and_other_ranks_end_at_once(monkeypatch, t
             signal.signal(number, composers)
         assert main([str(tmp_path / "absent.yaml")]) == 2
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-        assert signal.getsignal(signal.SIGTERM) is (signal.SIG_DFL if rank else end_on_sigterm)
+        assert signal.getsignal(signal.SIGTERM) is end_on_sigterm
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -267,3 +267,6 @@ def test_a_failed_training_ends_the_command_with_its_exit_code(make_run, launch)
     with pytest.raises(SystemExit) as stopped:
         launch(make_run())
     assert stopped.value.code == 7
+    launch.code = 130  # interrupted, without a message of its own
+    with pytest.raises(KeyboardInterrupt):
+        launch(make_run("interrupted"))
