@@ -27,7 +27,7 @@ from torch import Tensor
 
 from architectures.console import track
 from architectures.errors import UserError
-from architectures.files import checked, read_json_object, write_json
+from architectures.files import checked, format_bytes, read_json_object, write_json
 
 SINGLE_NAME = "model.safetensors"
 HINT = "Choose another directory, or empty this one."
@@ -113,8 +113,7 @@ def open_weights(folder: Path, *, base_prefix: str = "") -> Weights:
             a tensor has an unsupported dtype.
     """
     require_files_of_folder(folder)
-    indexed = read_index(folder)
-    names = sorted(set(indexed.values())) if indexed else [single_file(folder)]
+    indexed, names = read_index(folder), shard_names(folder)
     info: dict[str, TensorInfo] = {}
     files: dict[str, Path] = {}
     for name in names:
@@ -157,6 +156,10 @@ def read_index(folder: Path) -> dict[str, str]:
     return weight_map
 
 
+def shard_names(folder: Path) -> list[str]:
+    return sorted(set(read_index(folder).values())) or [single_file(folder)]
+
+
 def require_files_of_folder(folder: Path) -> None:
     """Raise UserError if a checkpoint has weight files outside its directory, or files `open_weights` does not read."""
     read_index(folder)
@@ -187,21 +190,23 @@ def read_header(file: Path) -> dict[str, TensorInfo]:
 
     Opened for numpy: for torch the whole file would be mapped as private memory, which a memory limit may not allow.
     """
+    entries = read_entries(file)
+    for name, (code, _) in entries.items():
+        if code not in DTYPES:
+            raise UserError(f"{file}: {name} has dtype {code}; supported are {', '.join(DTYPES)}. Dequantise it first.")
+    return {name: TensorInfo(DTYPES[code], size) for name, (code, size) in entries.items()}
+
+
+def read_entries(file: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Return dtype and size of the tensors of one shard; raise UserError if it is missing, damaged or truncated."""
     if not file.is_file():
         raise UserError(f"{file}: missing shard. Download the checkpoint again.")
     try:
         with safe_open(file, framework="np") as shard:
             slices = {name: shard.get_slice(name) for name in shard.keys()}  # noqa: SIM118 - not a dict
-            entries = {
-                name: (tensor_slice.get_dtype(), tuple(tensor_slice.get_shape()))
-                for name, tensor_slice in slices.items()
-            }
+            return {name: (each.get_dtype(), tuple(each.get_shape())) for name, each in slices.items()}
     except (SafetensorError, OSError) as error:
         raise UserError(f"{file}: damaged or truncated ({error}). Download the checkpoint again.") from error
-    for name, (code, _) in entries.items():
-        if code not in DTYPES:
-            raise UserError(f"{file}: {name} has dtype {code}; supported are {', '.join(DTYPES)}. Dequantise it first.")
-    return {name: TensorInfo(DTYPES[code], size) for name, (code, size) in entries.items()}
 
 
 def require_numbers(weights: Weights, name: str) -> Tensor:
@@ -257,7 +262,7 @@ def write_weights(
     free_bytes = shutil.disk_usage(folder).free
     if total_bytes > free_bytes:
         raise UserError(
-            f"{folder}: the weights need {total_bytes / 2**30:.2f} GiB, the disk has {free_bytes / 2**30:.2f} GiB "
+            f"{folder}: the weights need {format_bytes(total_bytes)}, the disk has {format_bytes(free_bytes)} "
             "free. Free disk space or choose another directory."
         )
     shards = cut_into_shards(layout, max_shard_bytes)

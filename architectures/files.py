@@ -172,10 +172,12 @@ def remove_partials(folder: Path, *, mark: str) -> None:
             remove_partials(path, mark=mark)
 
 
-def size(count: int) -> str:
-    """Format bytes with fixed width: 538060032 is " 513.1 MiB"."""
-    mebibytes = count / 2**20
-    return f"{mebibytes / 1024:6.1f} GiB" if mebibytes >= 1024 else f"{mebibytes:6.1f} MiB"
+def format_bytes(count: int) -> str:
+    """Format bytes: 538060032 is "513.1 MiB"."""
+    for unit, name in ((2**30, "GiB"), (2**20, "MiB")):
+        if count >= unit:
+            return f"{count / unit:.1f} {name}"
+    return f"{count} bytes"
 
 
 def free_bytes(folder: Path) -> int:

@@ -27,7 +27,7 @@ from architectures.convert import read_small_draft, write_whole
 from architectures.errors import UserError
 from architectures.families import FAMILIES
 from architectures.families.family import Gguf
-from architectures.files import partial_path
+from architectures.files import format_bytes, partial_path
 from architectures.gguf_format import CONVERTER, GgufKind, gguf_architecture
 from architectures.gguf_import import (
     ROPE_FACTORS,
@@ -355,7 +355,7 @@ def write_gguf(folder: Path, out: Path, kind: GgufKind, name: str) -> GgufFile:
     needed, free = sum(num_bytes.values()), shutil.disk_usage(out.parent).free
     if needed > free:
         raise UserError(
-            f"{out}: needs {needed / 2**30:.2f} GiB, the disk has {free / 2**30:.2f} GiB free. Free disk space."
+            f"{out}: needs {format_bytes(needed)}, the disk has {format_bytes(free)} free. Free disk space."
         )
 
     def read(gguf_name: str) -> Tensor:

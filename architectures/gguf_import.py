@@ -52,14 +52,10 @@ def import_gguf(file: Path, out: Path, *, dtype: str = "float32") -> None:
         UserError: If the file is missing, not GGUF, truncated, of another architecture or has unknown tensors, or out
             contains something else.
     """
-    header = read_gguf_header(file)
+    header, shape, stored = open_gguf(file)
     entries = gguf_config(file, header)
-    family = FAMILIES[entries["model_type"]]
-    shape = Shape.from_config(entries, where=str(file))
-    stored = gguf_names(shape)
-    require_gguf_tensors(file, header, {stored[name]: size for name, size in checkpoint_tensors(shape).items()})
+    family = FAMILIES[shape.family]
     entries |= rope_entries(file, header, entries)
-    require_known_splitting(file, header)
     require_replaceable(out, MANIFEST_NAME, reading=file, stage="import-gguf")
 
     written = getattr(torch, dtype)
@@ -73,6 +69,16 @@ def import_gguf(file: Path, out: Path, *, dtype: str = "float32") -> None:
         write_generation_config(header, entries, folder)
         write_tokenizer(file, header, folder)
         write_manifest(folder, stage="import-gguf", inputs={"gguf": sha256_of_file(file)}, file=str(file), dtype=dtype)
+
+
+def open_gguf(file: Path) -> tuple[GgufHeader, Shape, dict[str, str]]:
+    """Return header, shape, and the stored name of each tensor of a whole file; errors as `import_gguf`."""
+    header = read_gguf_header(file)
+    shape = Shape.from_config(gguf_config(file, header), where=str(file))
+    stored = gguf_names(shape)
+    require_gguf_tensors(file, header, {stored[name]: size for name, size in checkpoint_tensors(shape).items()})
+    require_known_splitting(file, header)
+    return header, shape, stored
 
 
 def gguf_names(shape: Shape) -> dict[str, str]:

@@ -21,11 +21,11 @@ from pathlib import Path
 from typing import Any
 
 from architectures.errors import UserError
-from architectures.families.config_entries import require_config
+from architectures.families.config_entries import TEXT_PARTS, contradiction, require_config
 from architectures.files import MASK, looked_for, masked, packaged_target, read_json_object
 from architectures.gguf_format import gguf_config, read_gguf_header
 from architectures.manifest import changed_inputs, fingerprint_checkpoint, read_manifest, sha256_of_file
-from architectures.target_files import read_generation_settings
+from architectures.target_files import SETTINGS_NAME, SPECIAL_IDS, read_generation_settings
 from architectures.vocabulary import reject_small_head
 
 TOKEN_VARIABLES = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
@@ -212,7 +212,11 @@ def read_config(folder: Path) -> dict[str, Any]:
         raise UserError(f"{file}: no such file. {folder} must be a Hugging Face checkpoint directory.")
     config = read_json_object(file, HINT)
     require_config(config, str(file))
-    read_generation_settings(folder)
+    settings = read_generation_settings(folder)
+    parts = [config, *(config.get(part) or {} for part in TEXT_PARTS)]
+    vocab = next((part["vocab_size"] for part in parts if part.get("vocab_size")), None)
+    if (mistake := contradiction({**{key: settings.get(key) for key in SPECIAL_IDS}, "vocab_size": vocab})) is not None:
+        raise UserError(f"{folder / SETTINGS_NAME}: {mistake}. Use the file that came with the checkpoint.")
     if is_multimodal(folder):
         from architectures.text_part import text_config  # loads transformers
 

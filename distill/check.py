@@ -1,4 +1,7 @@
-"""`widedraft check`: report every error of a recipe at once, and the size and cost of a run. No torch, no weights."""
+"""`widedraft check`: report every error of a recipe at once, and the size and cost of a run.
+
+Of local weights only the headers are read; without any, nothing here imports torch.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -9,10 +12,21 @@ from typing import NamedTuple, TypeVar
 from architectures.compatibility import LABELS, EngineName, Pair, Problem, check, read_model
 from architectures.console import Table, facts, plural
 from architectures.errors import UserError
+from architectures.families import FAMILIES
 from architectures.files import free_bytes
-from architectures.hub import NOT_HERE, cached_config, config_at_hand, is_gguf, local_path, packaged_words
+from architectures.hub import (
+    NOT_HERE,
+    cached_config,
+    config_at_hand,
+    is_gguf,
+    is_multimodal,
+    local_path,
+    packaged_words,
+    read_config,
+)
 from architectures.pruning.plan import draft_and_origin, needed_scores
 from architectures.shapes import NAMED_SHAPES, ContextLength, Shape, context_length, model_shape
+from architectures.target_files import require_tokenizer
 from architectures.vocabulary import (
     CONFIG_KEY,
     COUNTED,
@@ -166,7 +180,8 @@ def check_recipe(
     on_gpu = on is not None and on.is_gpu
     gib = device_gib or (None if on is None else on.memory_gib)
     among = processes or PROCESSES_PER_MACHINE
-    needed = stage_memory(recipe, shapes, processes=among, on_gpu=on_gpu)
+    sequences = (work.sequences if recipe.distill.online is None else None) or None
+    needed = stage_memory(recipe, shapes, processes=among, on_gpu=on_gpu, sequences=sequences)
     too_large = {stage: size for stage, parts in needed.items() if gib and (size := sum(parts.values()) / GIB) > gib}
     if too_large:
         one_of = f"one of {plural(among, 'process', 'processes')}"
@@ -177,7 +192,7 @@ def check_recipe(
             )
         )
 
-    memory = stage_memory(recipe, shapes, processes=processes or 1, on_gpu=on_gpu)
+    memory = stage_memory(recipe, shapes, processes=processes or 1, on_gpu=on_gpu, sequences=sequences)
     limit, free = "" if gib is None else f" of {gib:g}", free_bytes(Path(recipe.run_dir)) / GIB
     unopened = [str(named.name) for named, rows in zip(recipe.data.prompts, sources, strict=True) if rows is None]
     wanted = recipe.architecture
@@ -260,6 +275,8 @@ def rules(recipe: Recipe, shapes: PlannedShapes) -> list[Callable[[], object]]:
         partial(reject_k_beyond, recipe.distill.teacher, vocab=target.vocab, rows=draft.head_rows),
         partial(reject_long_texts, recipe, *lengths),
         partial(reject_missing_packages, recipe),
+        partial(reject_damaged, recipe.target.path, recipe.target.revision),
+        *([] if wanted.source_at is None else [partial(reject_damaged, *wanted.source_at, needs_tokenizer=False)]),
         partial(reject_foreign_list, run, target.vocab),
     ]
     if wanted.plan is None and wanted.source is None and not (run.scores.is_finished or run.init.is_finished):
@@ -267,6 +284,29 @@ def rules(recipe: Recipe, shapes: PlannedShapes) -> list[Callable[[], object]]:
     if recipe.distill.freeze_input_embeddings and draft.tied:
         found.append(partial(refuse, TIED_AND_FROZEN))
     return found
+
+
+def reject_damaged(path: str, revision: str, *, needs_tokenizer: bool = True) -> None:
+    """Raise UserError if a local checkpoint has no tokenizer, or other tensors than its config; reads only headers."""
+    folder = local_path(path, revision)
+    if folder is None:
+        return
+    if is_gguf(folder):
+        from architectures.gguf_import import open_gguf
+
+        open_gguf(folder)
+        return
+    from architectures.checkpoint import open_weights, read_entries, shard_names
+    from architectures.pruning.prune import require_whole
+
+    if needs_tokenizer:
+        require_tokenizer(folder)
+    shape = model_shape(read_config(folder), where=str(folder / "config.json"))
+    if shape.family in FAMILIES and not is_multimodal(folder):
+        require_whole(open_weights(folder, base_prefix=FAMILIES[shape.family].base_prefix), shape)
+    else:
+        for name in shard_names(folder):
+            read_entries(folder / name)
 
 
 def refuse(message: str) -> None:
@@ -390,7 +430,8 @@ def work_rows(recipe: Recipe, work: Work) -> list[Row]:
         steps = f"unknown ({config.max_duration})"
     else:
         epochs = "" if length.epochs is None else f", {length.epochs:.3g} epochs"
-        size = f"{config.global_train_batch_size} sequences of {sequence:,} tokens"
+        batch = min(config.global_train_batch_size, work.sequences or config.global_train_batch_size)
+        size = f"{batch} sequences of {sequence:,} tokens"
         steps = f"{bound}{length.steps:,} of {size} ({config.max_duration}){epochs}"
     return [*rows, Row("steps", steps)]
 

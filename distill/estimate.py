@@ -307,8 +307,10 @@ KEPT_BY_MASKS = {"amp_bf16": (4, 2, 0, 2), "fp32": (8, 4, 0, 4)}
 TOKEN_LOSS_BYTES = {"amp_bf16": 14, "fp32": 16}
 
 
-def stage_memory(recipe: Recipe, shapes: PlannedShapes, *, processes: int, on_gpu: bool) -> dict[str, dict[str, int]]:
-    """Estimate the bytes of one process in each stage, by part.
+def stage_memory(
+    recipe: Recipe, shapes: PlannedShapes, *, processes: int, on_gpu: bool, sequences: int | None = None
+) -> dict[str, dict[str, int]]:
+    """Estimate the bytes of one process in each stage, by part; `sequences` as in `training_memory`.
 
     Stages that only run models hold weights and the KV cache of a batch.
     """
@@ -323,7 +325,8 @@ def stage_memory(recipe: Recipe, shapes: PlannedShapes, *, processes: int, on_gp
     if recipe.distill.teacher.is_cache:
         stages["cache"] = {"target": held}
     for stage in (*(["masks"] if recipe.architecture.method == "learned_masks" else []), "distill"):
-        stages[stage] = training_memory(recipe, shapes, stage, processes=processes, on_gpu=on_gpu)
+        limits = {"processes": processes, "on_gpu": on_gpu, "sequences": None if stage == "masks" else sequences}
+        stages[stage] = training_memory(recipe, shapes, stage, **limits)
     dtype = recipe.eval.dtype
     stages["eval"] = {
         "target": target_bytes(recipe, target, dtype),
@@ -348,16 +351,27 @@ def two_layers_bytes(shape: Shape, dtype: str) -> int:
 
 
 def training_memory(
-    recipe: Recipe, shapes: PlannedShapes, stage: str = "distill", *, processes: int = 1, on_gpu: bool = False
+    recipe: Recipe,
+    shapes: PlannedShapes,
+    stage: str = "distill",
+    *,
+    processes: int = 1,
+    on_gpu: bool = False,
+    sequences: int | None = None,
 ) -> dict[str, int]:
     """Estimate the bytes of one process of stage "distill" or "masks" at its peak, the end of a forward pass.
 
     A micro-batch of "auto" counts as 1 on a GPU, since it shrinks until it fits. Not counted: the CUDA context (about
     half a GiB) and fragmentation of the allocator.
+
+    Args:
+        sequences: Of the training data, which bound a batch; None if unknown or unlimited.
     """
     config, target, masks = recipe.distill, shapes.target, stage == "masks"
     student = target if masks else shapes.draft
     batch = recipe.architecture.masks.global_train_batch_size if masks else config.global_train_batch_size
+    if sequences is not None:
+        batch = min(batch, ceil(sequences / processes) * processes)
     seq_len, loss_tokens = longest_lengths(recipe, on_text=masks or config.train_on == "text")
     item = 2 if config.precision == "amp_bf16" else 4
 

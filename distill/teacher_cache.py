@@ -48,7 +48,7 @@ from architectures.checkpoint import open_weights
 from architectures.console import progress
 from architectures.errors import UserError
 from architectures.families import FAMILIES
-from architectures.files import checked, free_bytes, size, write_bytes
+from architectures.files import checked, format_bytes, free_bytes, write_bytes
 from architectures.hub import read_config
 from architectures.manifest import read_manifest
 from architectures.settings import WHOLE, Holding, command_of
@@ -465,10 +465,10 @@ def plan_splits(target: Path, responses: Mapping[str, Sequence[Example]], settin
 def require_space(splits: Sequence[Split], present_bytes: int, out: Path) -> None:
     missing_bytes = sum(split.num_bytes for split in splits) - present_bytes
     free = free_bytes(out)
-    print(f"{out}: {size(missing_bytes).strip()} to be written, {size(free).strip()} free", file=sys.stderr)
+    print(f"{out}: {format_bytes(missing_bytes)} to be written, {format_bytes(free)} free", file=sys.stderr)
     if missing_bytes > free:
         raise UserError(
-            f"{out}: the teacher cache needs {size(missing_bytes).strip()}, the disk has {size(free).strip()} free. "
+            f"{out}: the teacher cache needs {format_bytes(missing_bytes)}, the disk has {format_bytes(free)} free. "
             "Free disk space, set run_dir to another disk, or set distill.teacher.contents to top_k or samples."
         )
 

@@ -30,16 +30,17 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from transformers import GenerationConfig, PreTrainedModel
 
-from architectures.checkpoint import Weights, open_weights, require_tensors
+from architectures.checkpoint import Weights, open_weights
 from architectures.console import LINE_INTERVAL_S
 from architectures.errors import UserError
 from architectures.families import FAMILIES
 from architectures.families.family import Family
-from architectures.files import size
+from architectures.files import format_bytes
 from architectures.hub import read_config, require_whole_head
 from architectures.pruning.importance import Access, Reading, Watch, watching_bytes
+from architectures.pruning.prune import require_whole
 from architectures.settings import WHOLE, Holding
-from architectures.shapes import Shape, checkpoint_tensors
+from architectures.shapes import Shape
 from eval.layer_memory import KEY, LayerMemory, layer_memory, reject_small_cap, requested_bytes
 from eval.models import (
     default_device,
@@ -61,7 +62,7 @@ def cap_bytes(holding: Holding, device: torch.device) -> tuple[int, str]:
     if (requested := requested_bytes(holding)) is not None:
         return requested
     free = free_bytes(device)
-    return int(SHARE_OF_FREE * free), f"{size(free).strip()} is available, {SHARE_OF_FREE:.0%} of it for the target"
+    return int(SHARE_OF_FREE * free), f"{format_bytes(free)} is available, {SHARE_OF_FREE:.0%} of it for the target"
 
 
 def free_bytes(device: torch.device) -> int:
@@ -301,7 +302,7 @@ def run_block(layers: Layers, block: Sequence[Pass[Result]], *, words: str) -> I
                     each.run()
         if time.monotonic() - reported_s >= LINE_INTERVAL_S:
             reported_s = time.monotonic()
-            done, read = f"layer {part.number + 1} of {len(layers.parts)}", size(layers.memory.weight_bytes).strip()
+            done, read = f"layer {part.number + 1} of {len(layers.parts)}", format_bytes(layers.memory.weight_bytes)
             print(f"{words}: {done}, reading {read} of weights", file=sys.stderr, flush=True)
     with layers.head_stays():
         for each in block:
@@ -356,7 +357,7 @@ def load_layered(folder: Path, *, dtype: str, device: str, holding: Holding) -> 
     family, placed = FAMILIES[shape.family], torch.device(device)
     require_whole_head(folder)
     weights = open_weights(folder, base_prefix=family.base_prefix)
-    require_whole(weights, shape, family)
+    require_whole(weights, shape)
     memory, cap = layer_memory(shape, dtype, keeps_scores=placed.type == "cpu"), cap_bytes(holding, placed)
     reject_small_cap(folder, memory, cap)
     if placed.type == "cpu":
@@ -369,13 +370,6 @@ def load_layered(folder: Path, *, dtype: str, device: str, holding: Holding) -> 
         model.generation_config = GenerationConfig.from_pretrained(folder, local_files_only=True)
     LAYERS_OF[model] = layers
     return model.eval()
-
-
-def require_whole(weights: Weights, shape: Shape, family: Family) -> None:
-    """Raise UserError unless the checkpoint has all tensors of its config; copies of the embedding are allowed."""
-    names = (*([family.weight("head")] if shape.tied else []), *family.stored_copies)
-    copies = dict.fromkeys((name for name in names if name in weights.info), (shape.vocab, shape.hidden))
-    require_tensors(weights, checkpoint_tensors(shape) | copies, ignored=family.ignored_suffixes)
 
 
 def reject_mixed_types(folder: Path, model: PreTrainedModel, dtype: str) -> None:
@@ -531,8 +525,8 @@ def load_spread(folder: Path, *, dtype: str, holding: Holding) -> PreTrainedMode
     needed, allowed = layer_memory(shape, dtype), min(memory[name] for name in computing)
     if needed.largest_bytes > allowed:
         raise UserError(
-            f"{folder}: {needed.largest} has {size(needed.largest_bytes).strip()} in {dtype} and must fit on one "
-            f"device, which has {size(allowed).strip()}. Raise {KEY}, or use a machine with more memory."
+            f"{folder}: {needed.largest} has {format_bytes(needed.largest_bytes)} in {dtype} and must fit on one "
+            f"device, which has {format_bytes(allowed)}. Raise {KEY}, or use a machine with more memory."
         )
 
     # Check every tensor once: those on disk are not checked when the model is loaded.
@@ -547,7 +541,7 @@ def load_spread(folder: Path, *, dtype: str, holding: Holding) -> PreTrainedMode
     finalize(model, offload.cleanup)
     if model.device.type == "meta":
         raise UserError(
-            f"{folder}: its embedding does not fit on a device, which has {size(allowed).strip()}. Raise {KEY}, "
+            f"{folder}: its embedding does not fit on a device, which has {format_bytes(allowed)}. Raise {KEY}, "
             "or set target.placement to layers."
         )
     return model

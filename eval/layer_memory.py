@@ -6,7 +6,7 @@ from pathlib import Path
 
 from architectures.errors import UserError
 from architectures.families import FAMILIES
-from architectures.files import size
+from architectures.files import format_bytes
 from architectures.settings import Holding
 from architectures.shapes import DTYPE_BYTES, Shape
 
@@ -118,7 +118,7 @@ def reject_small_cap(
         return
     fewer = " or lower data.batch_size" if rows > 1 else ""
     raise UserError(
-        f"{folder}: layer by layer it needs at least {size(needed).strip()}, of which {memory.largest} "
-        f"{size(memory.largest_bytes).strip()}; but {origin}, {size(allowed).strip()}. "
+        f"{folder}: layer by layer it needs at least {format_bytes(needed)}, of which {memory.largest} "
+        f"{format_bytes(memory.largest_bytes)}; but {origin}, {format_bytes(allowed)}. "
         f"Raise {KEY}{fewer}, or use a machine with more memory."
     )

@@ -7,7 +7,16 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import AfterValidator, Field, Json, TypeAdapter, ValidationInfo, WithJsonSchema, field_validator
+from pydantic import (
+    AfterValidator,
+    Field,
+    Json,
+    TypeAdapter,
+    ValidationInfo,
+    WithJsonSchema,
+    field_validator,
+    with_config,
+)
 
 from architectures.errors import UserError
 from architectures.settings import Flag, Section
@@ -16,6 +25,7 @@ Form = Literal["user", "text", "turns", "conversation"]
 FieldNames = tuple[str, ...]  # fields of a row, of which the first one present counts
 
 
+@with_config(extra="forbid")
 @dataclass(frozen=True, kw_only=True)
 class HubRows:
     """Arguments of `datasets.load_dataset`; `config` is its second."""
@@ -29,6 +39,7 @@ class HubRows:
     streaming: bool = False
 
 
+@with_config(extra="forbid")
 @dataclass(frozen=True, kw_only=True)
 class Task:
     """A named set of prompts; tasks.yaml explains its keys."""

@@ -252,15 +252,21 @@ def print_vocabulary(plan: PruningPlan, source: Path, folder: Path, origin: Mapp
         write_draft_vocabulary(replace(read_draft_vocabulary(source), vocab_size=plan.draft.vocab), folder)
 
 
+def require_whole(weights: Weights, shape: Shape) -> list[str]:
+    """Check that a checkpoint has exactly its config's tensors; return the stored copies of a tied embedding."""
+    family = FAMILIES[shape.family]
+    tied = [family.weight("head")] if shape.tied else []
+    copies = [name for name in (*tied, *family.stored_copies) if name in weights.info]
+    expected = checkpoint_tensors(shape) | dict.fromkeys(copies, (shape.vocab, shape.hidden))
+    require_tensors(weights, expected, ignored=family.ignored_suffixes)
+    return copies
+
+
 def require_whole_source(weights: Weights, source: Shape) -> None:
     """Check that the source has exactly its config's tensors, and that a stored copy of a tied embedding is equal."""
     family = FAMILIES[source.family]
-    expected, head, embedding = checkpoint_tensors(source), family.weight("head"), family.weight("embedding")
-    tied = [head] if source.tied else []
-    stored = [name for name in (*tied, *family.stored_copies) if name in weights.info]
-    expected |= dict.fromkeys(stored, (source.vocab, source.hidden))
-    require_tensors(weights, expected, ignored=family.ignored_suffixes)
-    for name in stored:
+    head, embedding = family.weight("head"), family.weight("embedding")
+    for name in require_whole(weights, source):
         if not torch.equal(weights.read(name), weights.read(embedding)):
             fix = "but both stacks share one embedding. Use another target."
             if name == head:

@@ -23,6 +23,7 @@ from typing import IO, Annotated
 from pydantic import Field
 
 from architectures.errors import UserError
+from architectures.files import format_bytes
 
 CHECKPOINT_NAME = "ep{epoch}-ba{batch}-rank{rank}.pt"  # filled in by Composer
 LATEST_NAME = "latest-rank{rank}.pt"  # symlink to the newest
@@ -61,9 +62,9 @@ def disk_error(error: BaseException | None) -> OSError | None:
 def explain_write_failure(cause: OSError, path: Path) -> str:
     usable = find_checkpoints(path.parent)
     earlier = f"{usable[-1]} is still usable" if usable else "there is no earlier one"
-    free_gib = shutil.disk_usage(path.parent).free / 2**30
+    free = format_bytes(shutil.disk_usage(path.parent).free)
     return (
-        f"{path}: writing this checkpoint failed ({cause.strerror}); its disk has {free_gib:.2f} GiB free, and "
+        f"{path}: writing this checkpoint failed ({cause.strerror}); its disk has {free} free, and "
         f"{earlier}. Free disk space, then run the same command again to continue."
     )
 

@@ -1,7 +1,9 @@
 """What `widedraft check` computes is what the stages then make; every mistake is collected."""
 
 import json
+import os
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,7 @@ import pytest
 import widedraft
 from architectures import manifest
 from architectures.errors import UserError
+from architectures.gguf_export import export_gguf
 from architectures.manifest import write_manifest
 from distill import stage_inputs
 from distill.check import check_recipe
@@ -124,6 +127,47 @@ def test_tokens_are_counted_by_the_tokenizer_and_by_finished_responses(checked, 
     rows = checked()
     assert rows["steps"].startswith(f"3 of 4 sequences of {prompt + 20} ")
     assert f"of {prompt + 40} tokens" in checked("data.temperature=1")["steps"]
+
+
+def test_a_batch_is_at_most_the_data(checked):
+    rows, huge = checked("distill.global_train_batch_size=10"), checked("distill.global_train_batch_size=100000000")
+    assert huge["memory"] == rows["memory"]
+    assert huge["steps"] == rows["steps"]
+
+
+DAMAGES = {
+    "empty": ("model.safetensors", lambda path: path.write_bytes(b"")),
+    "truncated": ("model.safetensors", lambda path: os.truncate(path, 50_000)),
+    "no header": ("model.safetensors", lambda path: path.write_bytes(b"\xff" * 400_000)),
+    "none": ("model.safetensors", lambda path: path.unlink()),
+    "of other weights": ("config.json", lambda path: edit(path, hidden_size=128)),
+    "a directory": ("tokenizer.json", lambda path: (path.unlink(), path.mkdir())),
+    "no token": ("generation_config.json", lambda path: edit(path, eos_token_id=[2, 264])),
+}
+
+
+def edit(path, **entries):
+    path.write_text(json.dumps({**json.loads(path.read_text()), **entries}))
+
+
+@pytest.mark.parametrize("what", DAMAGES)
+@pytest.mark.parametrize("key", ["target.path", "architecture.source"])
+def test_a_checkpoint_that_later_stages_reject_is_rejected(checked, tiny_target, what, key):
+    name, damage = DAMAGES[what]
+    if key == "architecture.source" and name == "tokenizer.json":
+        pytest.skip("the draft gets the target's")
+    shutil.copytree(tiny_target, "damaged")
+    damage(Path("damaged", name))
+    with rejects("damaged"):
+        checked(f"{key}=damaged")
+
+
+def test_a_truncated_gguf_is_rejected(checked, with_merges, make_checkpoint):
+    export_gguf(with_merges(make_checkpoint(seed=1)), Path("target.gguf"), "f16", name="target")
+    checked("target.path=target.gguf")
+    os.truncate("target.gguf", Path("target.gguf").stat().st_size - 1000)
+    with rejects("target.gguf"):
+        checked("target.path=target.gguf")
 
 
 def test_given_conversations_are_counted_whole(checked):
