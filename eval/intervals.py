@@ -1,28 +1,28 @@
-"""Values with intervals by bootstrap over prompts, paired tests, and intervals for few units.
+"""Values with intervals by the jackknife over prompts, paired tests, and intervals for few units.
 
 A unit is drawn independently: a prompt, a group of prompts decoded together, a repetition of a step. The coverage of
 each interval at the sizes that commands use is simulated (docs/evaluate.md). A single
 comparison has the interval of Student's t; those of several are wider, so that picking the best of them costs no
-confidence. All are linearised: the contribution of each prompt to the comparison, to first order.
+confidence. Prompts weigh as much as they are long: one that is ten times as long as the others leaves few degrees of
+freedom.
 
 Shape suffixes used in this file:
     P = prompts
     C = columns of one number per prompt
-    R = resamples
+    R = draws
     U = units
     K = quantities estimated from the same units
 """
 
 import math
-import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import FiniteFloat
+from scipy.special import expit, logit
 from scipy.stats import binom, permutation_test, t
 
 Array = NDArray[np.float64]
@@ -37,9 +37,23 @@ def least_units(confidence: float) -> int:
     return math.ceil(1 - math.log2(1 - confidence))
 
 
-def t_bound(num_units: int, confidence: float) -> float:
+def t_bound(degrees: float, confidence: float) -> float:
     """Return the half-width of Student's t interval in standard errors."""
-    return float(t.ppf((1 + confidence) / 2, num_units - 1))
+    return float(t.ppf((1 + confidence) / 2, degrees))
+
+
+def degrees_of_freedom(weights_CU: Array) -> float:
+    """Return n - 1 for n units of equal weight, fewer for unequal ones, at least 1.
+
+    A unit with the share w of the weight contributes w^2 to the variance, so the units behind the variance have the
+    mean share sum(w^3) / sum(w^2), and are as many as its inverse. In simulations with some units ten times as heavy,
+    Kish's 1 / sum(w^2) is too many and Satterthwaite's sum(w^2)^2 / sum(w^4) too few.
+
+    Args:
+        weights_CU: One or several columns; their mean shares count.
+    """
+    share_U = (weights_CU / weights_CU.sum(axis=1, keepdims=True)).mean(axis=0)
+    return max(1.0, float((1 - 1 / len(share_U)) * (share_U**2).sum() / (share_U**3).sum()))
 
 
 def percentile_interval(
@@ -63,7 +77,7 @@ def percentile_interval(
 
 
 def expanded_tail(num_units: int, confidence: float) -> float:
-    return NormalDist().cdf(-math.sqrt(num_units / (num_units - 1)) * t_bound(num_units, confidence))
+    return NormalDist().cdf(-math.sqrt(num_units / (num_units - 1)) * t_bound(num_units - 1, confidence))
 
 
 def standard_errors(influence_KU: Array) -> Array:
@@ -71,27 +85,32 @@ def standard_errors(influence_KU: Array) -> Array:
     return influence_KU.std(axis=1, ddof=1) / math.sqrt(influence_KU.shape[1])
 
 
-def simultaneous_bound(influence_KU: Array, confidence: float, *, num_draws: int, seed: int) -> float:
+def drawn_errors(influence_KU: Array, degrees: float, *, num_draws: int, seed: int) -> Array:
+    """Draw error_KR of quantities estimated from the same units, from the multivariate t distribution.
+
+    Source: Hothorn, Bretz and Westfall 2008, "Simultaneous Inference in General Parametric Models", Biometrical
+    Journal 50, sec. 3, with estimated correlations.
+    """
+    num_units = influence_KU.shape[1]
+    rng = np.random.default_rng(seed)
+    centred_KU = influence_KU - influence_KU.mean(axis=1, keepdims=True)
+    normal_KR = centred_KU @ rng.standard_normal((num_units, num_draws)) / math.sqrt(num_units * max(1, num_units - 1))
+    return normal_KR / np.sqrt(rng.chisquare(degrees, num_draws) / degrees)
+
+
+def simultaneous_bound(influence_KU: Array, degrees: float, confidence: float, *, num_draws: int, seed: int) -> float:
     """Return the half-width, in standard errors, at which all of several intervals cover their true values together.
 
     It is a quantile of the largest |t| of quantities with these correlations, estimated from draws; of a single
     quantity it is `t_bound`. So the interval of the best of them, picked after the fact, keeps its confidence.
-
-    Source: Hothorn, Bretz and Westfall 2008, "Simultaneous Inference in General Parametric Models", Biometrical
-    Journal 50, sec. 3: the multivariate t distribution with estimated correlations.
     """
-    num_units = influence_KU.shape[1]
-    least = t_bound(num_units, confidence)
+    least = t_bound(degrees, confidence)
     if len(influence_KU) == 1:
         return least
-    centred_KU = influence_KU - influence_KU.mean(axis=1, keepdims=True)
-    norms_K1 = np.linalg.norm(centred_KU, axis=1, keepdims=True)
-    directions_KU = np.divide(centred_KU, norms_K1, out=np.zeros_like(centred_KU), where=norms_K1 > 0)
-    rng = np.random.default_rng(seed)
-    normal_KR = directions_KU @ rng.standard_normal((num_units, num_draws))
-    scale_R = np.sqrt(rng.chisquare(num_units - 1, num_draws) / (num_units - 1))
-    largest_R = np.abs(normal_KR).max(axis=0) / scale_R
-    return max(least, float(np.quantile(largest_R, confidence)))
+    error_KR = drawn_errors(influence_KU, degrees, num_draws=num_draws, seed=seed)
+    se_K1 = standard_errors(influence_KU)[:, np.newaxis]
+    t_KR = np.divide(error_KR, se_K1, out=np.zeros_like(error_KR), where=se_K1 > 0)
+    return max(least, float(np.quantile(np.abs(t_KR).max(axis=0), confidence)))
 
 
 def percentile_bounds(
@@ -117,7 +136,7 @@ def surely_inside(num_values: int, share: float, tail: float) -> int:
     return int(np.searchsorted(count_probs_U, tail * (1 + 1e-9), side="right"))
 
 
-INTERVALS = "expanded percentile bootstrap"  # name of the method for rates, in records and pages
+INTERVALS = "jackknife, Student's t of the logit"  # name of the method for rates, in records and pages
 
 
 CONFIDENCE, NUM_RESAMPLES = 0.95, 2000  # of every interval in a scorecard
@@ -127,10 +146,12 @@ CONFIDENCE, NUM_RESAMPLES = 0.95, 2000  # of every interval in a scorecard
 class Resampling:
     """How intervals are made.
 
-    Rates and their differences: bootstrap over prompts, expanded for few of them. The prompt is the unit, because
-    acceptances within one text depend on each other. Speedups: Student's t (paired_ratio_quotients).
+    All by the jackknife over prompts. The prompt is the unit, because acceptances within one text depend on each other.
 
-    Source: Efron and Tibshirani 1993, "An Introduction to the Bootstrap", ch. 13.
+    Attributes:
+        num_resamples: Draws of simultaneous intervals, predictions and sign-flip tests.
+
+    Source: Efron and Tibshirani 1993, "An Introduction to the Bootstrap", ch. 11.
     """
 
     confidence: float
@@ -150,61 +171,39 @@ Columns = tuple[Sequence[float], Sequence[float]]  # numerators and denominators
 
 
 def pooled_ratio(numerators: Sequence[float], denominators: Sequence[float], resampling: Resampling) -> Estimate:
-    """Return the sum of the numerators over the sum of the denominators, with its interval."""
-    return bootstrap_over_prompts((numerators, denominators), operator.truediv, resampling)
+    """Return the sum of the numerators over the sum of the denominators, with its interval.
+
+    A ratio of at most 1 is a share, with an interval of its logit; one above, such as tokens per step, is the
+    reciprocal of a share. At exactly 0 or 1 the interval has no width.
+    """
+    columns_CP = np.array([numerators, denominators], dtype=np.float64)
+    columns_CP = columns_CP[:, (columns_CP != 0).any(axis=0)]  # prompts in which nothing was counted are not units
+    above, below = columns_CP.sum(axis=1)
+    value = float(above / below)
+    part_CP = columns_CP if above <= below else columns_CP[::-1]
+    [reach] = half_widths(jackknife_influence(part_CP, np.divide)[np.newaxis], part_CP[np.newaxis, 1:], resampling)
+    if not reach or value in (0, 1):
+        return Estimate(value, None if reach is None else (value, value))
+    share = min(value, 1 / value)
+    ends = expit(logit(share) + np.array([-reach, reach]) / (share * (1 - share)))
+    ends = (ends if above <= below else 1 / ends).tolist()
+    return Estimate(value, (min(value, *ends), max(value, *ends)))
 
 
 def paired_ratio_difference(first: Columns, second: Columns, resampling: Resampling) -> Estimate:
-    """Return the first pooled ratio minus the second, both resampled with the same prompts.
+    """Return the first pooled ratio minus the second.
 
     Args:
         second: Of the other, in the same order of prompts.
     """
-    return bootstrap_over_prompts((*first, *second), difference_of_ratios, resampling)
+    [only] = paired_ratio_differences([(first, second)], resampling)
+    return only
 
 
-def difference_of_ratios(
-    first_numerator: Array, first_denominator: Array, second_numerator: Array, second_denominator: Array
-) -> Array:
-    return first_numerator / first_denominator - second_numerator / second_denominator
-
-
-def bootstrap_over_prompts(
-    columns: Sequence[Sequence[float]], statistic: Callable[..., Array], resampling: Resampling
-) -> Estimate:
-    """Return a statistic of column sums, one entry per prompt, with its expanded percentile interval.
-
-    Resamples without a finite value, such as with a zero denominator, are left out of the interval. Prompts in which
-    nothing was counted are not units: if too few remain, there is no interval.
-    """
-    columns_CP = np.asarray(columns, dtype=np.float64)
-    value = float(statistic(*columns_CP.sum(axis=1)))
-    num_counted = int((columns_CP != 0).any(axis=0).sum())
-    if num_counted < least_units(resampling.confidence):
-        return Estimate(value, None)
-    weights_RP = resampling_weights(columns_CP.shape[1], resampling)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        values_R = statistic(*(columns_CP @ weights_RP.T))
-    values_R = values_R[np.isfinite(values_R)]
-    if not len(values_R):
-        return Estimate(value, None)
-    return resampled(value, values_R, resampling.confidence, num_units=num_counted)
-
-
-def resampled(
-    value: float, values_R: Sequence[float] | Array, confidence: float, *, num_units: int | None = None
-) -> Estimate:
+def resampled(value: float, values_R: Sequence[float] | Array, confidence: float) -> Estimate:
     """Return a value with the percentile interval of its resamples, widened to include the value itself."""
-    low, high = percentile_interval(values_R, confidence, num_units=num_units)
+    low, high = percentile_interval(values_R, confidence)
     return Estimate(value, (min(low, value), max(high, value)))
-
-
-@lru_cache(maxsize=4)
-def resampling_weights(num_prompts: int, resampling: Resampling) -> Array:
-    """Return weights_RP, how often each resample draws each prompt."""
-    rng = np.random.default_rng(resampling.seed)
-    weights_RP = rng.multinomial(num_prompts, [1 / num_prompts] * num_prompts, size=resampling.num_resamples)
-    return weights_RP.astype(np.float64)
 
 
 def sign_flip_p(gain_P: Array, resampling: Resampling) -> float:
@@ -236,42 +235,44 @@ def paired_ratio_quotient(first: Columns, second: Columns, resampling: Resamplin
 
 
 def paired_ratio_quotients(pairs: Sequence[tuple[Columns, Columns]], resampling: Resampling) -> list[Estimate]:
-    """Return several quotients on the same prompts, with simultaneous intervals.
+    """Return several quotients on the same prompts, with simultaneous intervals of their logs.
 
-    A single quotient has Student's t interval of its log, linearised: the contribution of each prompt to the log, to
-    first order. Times are never 0, so numerators and denominators are positive.
+    Numerators are times, and prompts weigh by them. Times are never 0, so all columns are positive.
     """
+    columns_KCP = columns_of(pairs)
     values = [quotient_of(first) / quotient_of(second) for first, second in pairs]
-    influence_KP = np.array([ratio_influence(*first) - ratio_influence(*second) for first, second in pairs])
+    influence_KP = np.array([jackknife_influence(columns_CP, log_quotient) for columns_CP in columns_KCP])
     return [
         Estimate(value, None if reach is None else (value * math.exp(-reach), value * math.exp(reach)))
-        for value, reach in zip(values, simultaneous_reach(influence_KP, resampling), strict=True)
+        for value, reach in zip(values, half_widths(influence_KP, columns_KCP[:, ::2], resampling), strict=True)
     ]
 
 
 def paired_ratio_differences(pairs: Sequence[tuple[Columns, Columns]], resampling: Resampling) -> list[Estimate]:
     """Return several differences of pooled ratios on the same prompts, with simultaneous intervals."""
+    columns_KCP = columns_of(pairs)
     values = [quotient_of(first) - quotient_of(second) for first, second in pairs]
-    influence_KP = np.array(
-        [
-            quotient_of(first) * ratio_influence(*first) - quotient_of(second) * ratio_influence(*second)
-            for first, second in pairs
-        ]
-    )
+    influence_KP = np.array([jackknife_influence(columns_CP, difference_of_ratios) for columns_CP in columns_KCP])
     return [
         Estimate(value, None if reach is None else (value - reach, value + reach))
-        for value, reach in zip(values, simultaneous_reach(influence_KP, resampling), strict=True)
+        for value, reach in zip(values, half_widths(influence_KP, columns_KCP[:, 1::2], resampling), strict=True)
     ]
 
 
-def simultaneous_reach(influence_KP: Array, resampling: Resampling) -> list[float] | list[None]:
-    """Return half-widths of simultaneous intervals; None each with too few prompts."""
-    if influence_KP.shape[1] < least_units(resampling.confidence):
-        return [None] * len(influence_KP)
-    bound = simultaneous_bound(
-        influence_KP, resampling.confidence, num_draws=resampling.num_resamples, seed=resampling.seed
-    )
-    return (bound * standard_errors(influence_KP)).tolist()
+def columns_of(pairs: Sequence[tuple[Columns, Columns]]) -> Array:
+    """Return columns_KCP without the prompts in which nothing was counted: they are not units."""
+    columns_KCP = np.array([[*first, *second] for first, second in pairs], dtype=np.float64)
+    return columns_KCP[:, :, (columns_KCP != 0).any(axis=(0, 1))]
+
+
+def log_quotient(first_numerator: Array, first_denominator: Array, numerator: Array, denominator: Array) -> Array:
+    return np.log(first_numerator / first_denominator) - np.log(numerator / denominator)
+
+
+def difference_of_ratios(
+    first_numerator: Array, first_denominator: Array, numerator: Array, denominator: Array
+) -> Array:
+    return first_numerator / first_denominator - numerator / denominator
 
 
 def quotient_of(columns: Columns) -> float:
@@ -279,7 +280,30 @@ def quotient_of(columns: Columns) -> float:
     return sum(numerators) / sum(denominators)
 
 
-def ratio_influence(numerators: Sequence[float], denominators: Sequence[float]) -> Array:
-    """Return influence_P, the first-order effect of each prompt on the log of a pooled ratio, times P."""
-    above, below = (np.asarray(column, dtype=np.float64) / sum(column) for column in (numerators, denominators))
-    return len(above) * (above - below)
+def jackknife_influence(columns_CP: Array, statistic: Callable[..., Array]) -> Array:
+    """Return influence_P, P - 1 times what leaving out a prompt takes from a statistic of column sums.
+
+    Its mean has the error of the statistic, to first order.
+    """
+    if columns_CP.shape[1] == 1:
+        return np.zeros(1)
+    total_C1 = columns_CP.sum(axis=1, keepdims=True)
+    return (columns_CP.shape[1] - 1) * (statistic(*total_C1) - statistic(*(total_C1 - columns_CP)))
+
+
+def half_widths(influence_KP: Array, weights_KCP: Array, resampling: Resampling) -> list[float] | list[None]:
+    """Return half-widths of simultaneous intervals; None each with too few prompts.
+
+    Args:
+        weights_KCP: What prompts weigh in each quantity, one or several columns.
+    """
+    if influence_KP.shape[1] < least_units(resampling.confidence):
+        return [None] * len(influence_KP)
+    bound = simultaneous_bound(
+        influence_KP,
+        min(degrees_of_freedom(weights_CP) for weights_CP in weights_KCP),
+        resampling.confidence,
+        num_draws=resampling.num_resamples,
+        seed=resampling.seed,
+    )
+    return (bound * standard_errors(influence_KP)).tolist()

@@ -251,7 +251,7 @@ def step_times(cards: Mapping[str, Scorecard]) -> Table:
 
 
 def differences(cards: Mapping[str, Scorecard]) -> Table | None:
-    """Tabulate draft minus baseline on the same responses, prompts resampled together."""
+    """Tabulate draft minus baseline on the same responses."""
     rows = []
     for name, card in cards.items():
         for row in card.differences:
@@ -355,7 +355,7 @@ def setup(card: Scorecard | RecordedScorecard) -> Table:
         [
             *inputs,
             ("seed", settings.seed),
-            ("intervals", f"{settings.confidence:.0%}, {settings.intervals}, {settings.num_resamples} resamples"),
+            ("intervals", f"{settings.confidence:.0%}, {settings.intervals}, {settings.num_resamples} draws"),
             ("hardware", f"{card.machine}; dtype {settings.dtype}"),
             ("versions", ", ".join([f"Python {origin.python}", *versions])),
             ("commit", origin.git_commit or "unknown"),

@@ -24,7 +24,14 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import root_scalar
 
-from eval.intervals import Resampling, least_units, percentile_interval, resampling_weights
+from eval.intervals import (
+    Resampling,
+    degrees_of_freedom,
+    drawn_errors,
+    jackknife_influence,
+    least_units,
+    percentile_interval,
+)
 from eval.scorecard_schema import AcceptanceRow, ScoredLatency, StepsAtK, StepTime, StepTimes
 
 Array = NDArray[np.float64]
@@ -165,7 +172,7 @@ def drawn_interval(
     """Return the percentile interval of drawn speedups; None with too few prompts or repetitions."""
     if num_prompts < least_units(resampling.confidence) or not all(step.p50_ms.interval for step in latency.steps):
         return None
-    return percentile_interval(drawn_N, resampling.confidence, num_units=num_prompts)
+    return percentile_interval(drawn_N, resampling.confidence)
 
 
 def drawn_speedups(
@@ -176,10 +183,18 @@ def drawn_speedups(
     *,
     batch: int = 1,
 ) -> Array:
-    """Return a draft's speedup in every draw of prompts and times, at one k."""
-    tokens_P, steps_P = np.array(row.by_prompt.tokens), np.array(row.by_prompt.steps_at(num_speculative_tokens))
-    weights_NP = resampling_weights(len(tokens_P), resampling)
-    taus_N = (weights_NP @ tokens_P) / (weights_NP @ steps_P)
+    """Return a draft's speedup in every draw of its acceptance length and of times, at one k.
+
+    With one seed and the same responses, a draw of the prompts is the same for all drafts.
+    """
+    columns_2P = np.array([row.by_prompt.tokens, row.by_prompt.steps_at(num_speculative_tokens)], dtype=np.float64)
+    [errors_N] = drawn_errors(
+        jackknife_influence(columns_2P, lambda tokens, steps: np.log(tokens / steps))[np.newaxis],
+        degrees_of_freedom(columns_2P[:1]),
+        num_draws=resampling.num_resamples,
+        seed=resampling.seed,
+    )
+    taus_N = columns_2P[0].sum() / columns_2P[1].sum() * np.exp(errors_N)
     [full_rate] = [
         any_full_rate(entry, batch) for entry in row.by_k if entry.num_speculative_tokens == num_speculative_tokens
     ]

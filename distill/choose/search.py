@@ -362,7 +362,7 @@ def print_ranking(ranked: Sequence[Ranked], length: str) -> None:
                 state,
             )
         )
-    columns = ("candidate", "k", "predicted speedup", "tokens/s", "fastest in resamples", "")
+    columns = ("candidate", "k", "predicted speedup", "tokens/s", "fastest in draws", "")
     print(terminal(Table(columns, rows, f"After {length} of training")), flush=True)
 
 

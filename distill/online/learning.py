@@ -191,7 +191,7 @@ def are_below_zero(gain_CR: Array, level: float) -> NDArray[np.bool_]:
         shift_C = third_C / (6 * variance_C * num_requests) + third_C * mean_C**2 / (3 * variance_C**2)
         t_C = np.maximum(mean_C, mean_C + shift_C) / np.sqrt(variance_C / num_requests)
     constant_C = variance_C == 0
-    return np.where(constant_C, mean_C < 0, t_C < -t_bound(num_requests, 1 - 2 * level))
+    return np.where(constant_C, mean_C < 0, t_C < -t_bound(num_requests - 1, 1 - 2 * level))
 
 
 class Guard:

@@ -17,13 +17,15 @@ from tests.simulations.exams import exam_rows
 from tests.simulations.latency import latency_rows, read_series
 from tests.simulations.live_replay import replay_rows
 from tests.simulations.prediction import prediction_rows
+from tests.simulations.prompts import UNEQUAL
 from tests.simulations.shares import Row
-from tests.simulations.speed import live_rows, speed_rows
+from tests.simulations.speed import live_rows, speed_rows, unequal_rows
 from tests.simulations.turns import read_recordings
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
+UNEQUAL_SIZES = (12, 24, 48)  # prompts, one in six of them ten times as long
 COLUMNS = ("interval or decision", "samples", "nominal", "simulated", "±")
-SIZE = re.compile(r"\d+|equal|varying")  # the part of a sample that differs within one line of the table
+SIZE = re.compile(r"\d+(?:\.\d+)?|equal|varying")  # the part of a sample that differs within one line of the table
 BEGIN, END = "<!-- simulations: begin -->", "<!-- simulations: end -->"
 
 
@@ -49,12 +51,19 @@ def all_rows(options: argparse.Namespace) -> Iterator[Row]:
     """Everything, in the order of the table."""
     recordings, series, seed = read_recordings(options.turns), read_series(options.steps), options.seed
     yield from speed_rows(recordings, options.runs // 2, seed=seed)
+    yield from unequal_rows(recordings, options.runs, seed=seed)
     yield from live_rows(recordings, options.runs, seed=seed)
     yield from replay_rows(4 * options.runs, seed=seed)
+    yield from replay_rows(options.runs, seed=seed, sizes=(12,), lengths=UNEQUAL[0])
     yield from rate_rows(options.runs, seed=seed)
+    for lengths in UNEQUAL:
+        yield from rate_rows(options.runs, seed=seed, sizes=UNEQUAL_SIZES, lengths=lengths)
     yield from difference_rows(options.runs // 4, seed=seed)
+    yield from difference_rows(options.runs // 4, seed=seed, sizes=UNEQUAL_SIZES, lengths=UNEQUAL[0])
     yield from checkpoint_rows(options.runs // 2, seed=seed)
+    yield from checkpoint_rows(options.runs // 2, seed=seed, sizes=UNEQUAL_SIZES, lengths=UNEQUAL[0])
     yield from prediction_rows(series, options.runs // 4, seed=seed)
+    yield from prediction_rows(series, options.runs // 4, seed=seed, sizes=UNEQUAL_SIZES, lengths=UNEQUAL[0])
     yield from latency_rows(series, options.runs // 2, seed=seed)
     yield from exam_rows(options.runs, seed=seed)
 

@@ -6,20 +6,21 @@ import numpy as np
 
 from eval.checkpoint_curve import behind_the_best
 from eval.intervals import Estimate, Resampling, paired_ratio_difference, pooled_ratio, sign_flip_p
-from tests.simulations.prompts import K, Population, population
+from tests.simulations.prompts import EQUAL, K, Lengths, Population
 from tests.simulations.shares import Row, is_inside, share_of
 
 RESAMPLING = Resampling(confidence=0.95, num_resamples=2000, seed=17)
 VALUE_ONLY = Resampling(confidence=0.95, num_resamples=1, seed=17)
 SIZES = (8, 12, 32, 64)  # 64 is eval.num_prompts
-LOGIT, BETTER = -0.6, 0.25  # an alpha of 0.36 or so, and 0.05 more
+BETTER = 0.25  # of the logit: 0.05 of alpha
 CHECKPOINTS = 4
+EVERYTHING = "verification steps that accept everything"
 Make = Callable[[Population, Resampling], Estimate]
 
 RATES: dict[str, Make] = {
     "acceptance rate": lambda drawn, how: pooled_ratio(*drawn.alpha_columns(), how),
     f"acceptance length, k={K}": lambda drawn, how: pooled_ratio(*drawn.tau_columns(), how),
-    "verification steps that accept everything": lambda drawn, how: pooled_ratio(*drawn.full_columns(), how),
+    EVERYTHING: lambda drawn, how: pooled_ratio(*drawn.full_columns(), how),
     "two drafts, difference in acceptance rate": lambda drawn, how: paired_ratio_difference(
         drawn.alpha_columns(0), drawn.alpha_columns(1), how
     ),
@@ -29,10 +30,12 @@ RATES: dict[str, Make] = {
 }
 
 
-def rate_rows(runs: int, *, seed: int, sizes: Sequence[int] = SIZES) -> Iterator[Row]:
+def rate_rows(runs: int, *, seed: int, sizes: Sequence[int] = SIZES, lengths: Lengths = EQUAL) -> Iterator[Row]:
     """How often intervals over prompts hold the truth."""
-    everything = population((LOGIT, LOGIT), seed=seed)
+    everything = lengths.population(0, 0, seed=seed)
     for name, make in RATES.items():
+        if name == EVERYTHING and lengths.where:
+            continue  # so rare, or so common, that few samples have both
         truth = make(everything, VALUE_ONLY).value
         for size in sizes:
 
@@ -40,7 +43,7 @@ def rate_rows(runs: int, *, seed: int, sizes: Sequence[int] = SIZES) -> Iterator
                 return is_inside(truth, make(everything.sample(size, rng), RESAMPLING).interval)
 
             share = share_of(runs, holds, seed=seed)
-            yield Row(f"scorecard: {name}", f"{size} prompts", holds=True, nominal=0.95, share=share, runs=runs)
+            yield Row(f"scorecard: {name}", lengths.size(size), holds=True, nominal=0.95, share=share, runs=runs)
 
 
 def difference_is_shown(drawn: Population) -> bool:
@@ -49,10 +52,12 @@ def difference_is_shown(drawn: Population) -> bool:
     return not low <= 0 <= high
 
 
-def difference_rows(runs: int, *, seed: int, sizes: Sequence[int] = (12, 64)) -> Iterator[Row]:
+def difference_rows(
+    runs: int, *, seed: int, sizes: Sequence[int] = (12, 64), lengths: Lengths = EQUAL
+) -> Iterator[Row]:
     """How often two drafts are called different, where they are not and where they are."""
-    for logits, level in (((LOGIT, LOGIT), 0.05), ((LOGIT + BETTER, LOGIT), None)):
-        everything = population(logits, seed=seed)
+    for better, level in ((0.0, 0.05), (BETTER, None)):
+        everything = lengths.population(better, 0, seed=seed)
         words = "equal drafts" if level else "0.05 of acceptance rate"
         for size in sizes:
             rngs = [np.random.default_rng((seed, run)) for run in range(runs)]
@@ -64,12 +69,14 @@ def difference_rows(runs: int, *, seed: int, sizes: Sequence[int] = (12, 64)) ->
             }
             for name, share in shares.items():
                 what = f"{name}: {words} reported as different"
-                yield Row(what, f"{size} prompts", holds=False, nominal=level, share=share, runs=runs)
+                yield Row(what, lengths.size(size), holds=False, nominal=level, share=share, runs=runs)
 
 
-def checkpoint_rows(runs: int, *, seed: int, sizes: Sequence[int] = (12, 64)) -> Iterator[Row]:
+def checkpoint_rows(
+    runs: int, *, seed: int, sizes: Sequence[int] = (12, 64), lengths: Lengths = EQUAL
+) -> Iterator[Row]:
     """How often one of several equal checkpoints is said to be surely behind the best of them."""
-    everything = population((LOGIT,) * CHECKPOINTS, seed=seed)
+    everything = lengths.population(*(0,) * CHECKPOINTS, seed=seed)
     for size in sizes:
 
         def decides(rng: np.random.Generator, *, size: int = size) -> bool:
@@ -81,7 +88,7 @@ def checkpoint_rows(runs: int, *, seed: int, sizes: Sequence[int] = (12, 64)) ->
 
         yield Row(
             f"checkpoints: one of {CHECKPOINTS} equal ones reported worse than the best",
-            f"{size} prompts",
+            lengths.size(size),
             holds=False,
             nominal=0.05,
             share=share_of(runs, decides, seed=seed),

@@ -11,12 +11,11 @@ from eval.latency import Kind
 from eval.scorecard_schema import TARGET, DraftSteps, ScoredLatency
 from eval.speedup import predicted_interval, promise, ranking
 from tests.simulations.latency import Series, stretch
-from tests.simulations.prompts import K, Population, population
+from tests.simulations.prompts import EQUAL, K, Lengths, Population
 from tests.simulations.shares import Row, is_inside, share_of
 
 REPEATS = 40  # eval.latency_repeats
 SIZES = (32, 64)
-LOGIT = -0.6
 DRAFTS = ("a", "b")
 RESAMPLING = Resampling(confidence=0.95, num_resamples=500, seed=17)
 
@@ -90,14 +89,18 @@ def drawn_row(drawn: Population, index: int) -> DrawnRow:
     return DrawnRow(DRAFTS[index], (DrawnRounds(K, Estimate(tau, None), full_rate),), DrawnSums(tokens, steps))
 
 
-def prediction_rows(series: Series, runs: int, *, seed: int, sizes: Sequence[int] = SIZES) -> Iterator[Row]:
+def prediction_rows(
+    series: Series, runs: int, *, seed: int, sizes: Sequence[int] = SIZES, lengths: Lengths = EQUAL
+) -> Iterator[Row]:
     """How often a predicted speed holds, and how often one of two equal drafts is said to be the fastest."""
-    everything = population((LOGIT, LOGIT), seed=seed)
+    everything = lengths.population(0, 0, seed=seed)
     kept = {kind: seconds for kind, seconds in series.seconds.items() if kind in kinds_of(series)}
     recorded = Series(kept, series.shapes[:1])
     for machine, steps in (("busy", recorded), ("calm", calm(recorded))):
         for size in sizes:
-            yield from rows_of(everything, steps, size, f"{size} prompts, {machine} machine", runs=runs, seed=seed)
+            yield from rows_of(
+                everything, steps, size, f"{lengths.size(size)}, {machine} machine", runs=runs, seed=seed
+            )
 
 
 def rows_of(everything: Population, series: Series, size: int, where: str, *, runs: int, seed: int) -> Iterator[Row]:

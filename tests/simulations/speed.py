@@ -14,6 +14,8 @@ from tests.simulations.turns import Recording, Truth, draft_ways, drawn_times, l
 RESAMPLING = Resampling(confidence=0.95, num_resamples=2000, seed=17)
 SPREADS = (0.0, 0.15)  # of the log of a prompt's own speed-up: none, and what drafts show
 WAY_SPREAD = 0.03  # of what a num_speculative_tokens has for itself on a prompt, where prompts differ
+UNEQUAL = ((12, 2), (8, 1))  # groups, and how many of them are ten times as long
+UNEQUAL_SPREADS = (0.05, 0.15, 0.6)
 LIVE_PROMPTS = (12, 16)  # the quickstart's, and eval.wall_clock_prompts
 DRAFT_WAY = Method(DRAFT, 1, "draft")
 LIVE = "scorecard, wall-clock: {:.2g}x decided"
@@ -110,6 +112,16 @@ def speed_rows(recordings: Sequence[Recording], runs: int, *, seed: int) -> Iter
                 yield case_row(case, recording, spread, groups, size, runs=runs, seed=seed)
 
 
+def unequal_rows(recordings: Sequence[Recording], runs: int, *, seed: int) -> Iterator[Row]:
+    """What the page says where some prompts are ten times as long as the others."""
+    [recording] = [recording for recording in recordings if recording.batch == 1]
+    for case in CASES[:5]:
+        for groups, long in UNEQUAL:
+            for spread in UNEQUAL_SPREADS:
+                size = f"{groups} groups, {long} ten times as long, log sd {spread:g}"
+                yield case_row(case, recording, spread, groups, size, runs=runs, seed=seed, long=long)
+
+
 def live_rows(recordings: Sequence[Recording], runs: int, *, seed: int) -> Iterator[Row]:
     """What a scorecard says of its live decoding."""
     [recording] = [recording for recording in recordings if recording.batch == 1]
@@ -119,11 +131,13 @@ def live_rows(recordings: Sequence[Recording], runs: int, *, seed: int) -> Itera
             yield case_row(case, recording, SPREADS[-1], prompts, f"{prompts} varying prompts", runs=runs, seed=seed)
 
 
-def case_row(case: Case, recording: Recording, spread: float, groups: int, size: str, *, runs: int, seed: int) -> Row:
+def case_row(
+    case: Case, recording: Recording, spread: float, groups: int, size: str, *, runs: int, seed: int, long: int = 0
+) -> Row:
     """The share of runs in which one case is decided."""
     truth = Truth(dict(case.speedups), spread, WAY_SPREAD if spread else 0.0)
 
     def decides(rng: np.random.Generator) -> bool:
-        return case.decides(drawn_times(recording, truth, groups=groups, repeats=1, rng=rng))
+        return case.decides(drawn_times(recording, truth, groups=groups, repeats=1, rng=rng, long=long))
 
     return Row(case.what, size, holds=False, nominal=case.level, share=share_of(runs, decides, seed=seed), runs=runs)

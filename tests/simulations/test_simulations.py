@@ -14,8 +14,17 @@ from tests.simulations.__main__ import BEGIN, END, RESULTS, with_table
 from tests.simulations.acceptance import checkpoint_rows, difference_rows, rate_rows
 from tests.simulations.latency import latency_rows, read_series
 from tests.simulations.prediction import prediction_rows
+from tests.simulations.prompts import UNEQUAL
 from tests.simulations.shares import Row, share_of
-from tests.simulations.speed import CASES, any_best_is_called, case_row, default_groups, single_way_is_called
+from tests.simulations.speed import (
+    CASES,
+    UNEQUAL_SPREADS,
+    any_best_is_called,
+    case_row,
+    default_groups,
+    single_way_is_called,
+)
+from tests.simulations.speed import UNEQUAL as UNEQUAL_GROUPS
 from tests.simulations.turns import Truth, drawn_times, read_recordings
 
 DOC = Path(__file__).parents[2] / "docs" / "evaluate.md"
@@ -42,6 +51,14 @@ def test_a_true_one_is_seldom_called(recordings, case, spread):
     for recording in recordings:
         row = case_row(case, recording, spread, default_groups(recording.batch), "", runs=runs, seed=1)
         assert row.share <= most(0.05, runs), recording.batch
+
+
+@pytest.mark.parametrize("spread", UNEQUAL_SPREADS)
+@pytest.mark.parametrize("case", [CASES[0], CASES[2]], ids=["one way", "best of six"])
+def test_a_true_one_is_seldom_called_where_some_prompts_are_long(recordings, case, spread):
+    for groups, long in UNEQUAL_GROUPS:
+        row = case_row(case, recordings[0], spread, groups, "", runs=100, seed=1, long=long)
+        assert row.share <= most(0.05, 100), groups
 
 
 @pytest.mark.parametrize("case", [CASES[1], CASES[3]], ids=["one way", "best of six"])
@@ -71,6 +88,23 @@ def test_rates_of_few_prompts_hold():
     for (what, size), row in rows.items():
         least = 0.86 if "everything" in what else 0.90  # seldom kept steps: eight prompts hold too few of them
         assert row.share >= least, (what, size)
+
+
+@pytest.mark.parametrize("lengths", UNEQUAL, ids=lambda lengths: lengths.where)
+def test_rates_hold_where_some_prompts_are_long(lengths):
+    for row in rate_rows(300, seed=1, sizes=(12, 24), lengths=lengths):
+        assert row.share >= 0.95 - 4 * (0.95 * 0.05 / 300) ** 0.5, row
+
+
+def test_equal_checkpoints_are_seldom_told_apart_where_some_prompts_are_long():
+    [row] = checkpoint_rows(200, seed=1, sizes=(12,), lengths=UNEQUAL[0])
+    assert row.share <= most(0.05, 200)
+
+
+def test_predictions_hold_where_some_prompts_are_long(series):
+    *_, held, called = prediction_rows(series, 60, seed=1, sizes=(12,), lengths=UNEQUAL[0])
+    assert held.share >= 1 - most(0.05, 60)
+    assert called.share <= most(0.05, 60)
 
 
 def test_equal_drafts_and_checkpoints_are_seldom_called_different():

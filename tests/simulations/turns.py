@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from eval.benchmark import DRAFT, LOOKUP, PLAIN, Method, Runs, TimedRun
+from tests.simulations.prompts import LONGER
 
 Array = NDArray[np.float64]
 
@@ -59,8 +60,10 @@ def read_recordings(path: Path) -> list[Recording]:
     ]
 
 
-def drawn_times(recording: Recording, truth: Truth, *, groups: int, repeats: int, rng: np.random.Generator) -> Runs:
-    """What one run took: the target alone and every way of the truth."""
+def drawn_times(
+    recording: Recording, truth: Truth, *, groups: int, repeats: int, rng: np.random.Generator, long: int = 0
+) -> Runs:
+    """What one run took: the target alone and every way of the truth; so many groups are ten times as long."""
     ways = list(truth.speedups)
     worth_WG = drawn_worth(ways, truth, recording.batch, groups, rng)
     start = rng.integers(len(recording.tokens_T))
@@ -69,10 +72,11 @@ def drawn_times(recording: Recording, truth: Truth, *, groups: int, repeats: int
         for group in range(groups):
             turn = (start + repeat * groups + group) % len(recording.tokens_T)
             alone_s, *ways_s = drawn_copies(recording.seconds_TC[turn], 1 + len(ways), rng)
-            tokens = int(recording.tokens_T[turn])
+            length = LONGER if group < long else 1
+            tokens, alone_s = length * int(recording.tokens_T[turn]), length * alone_s
             times[Method(PLAIN)][repeat][group] = whole(tokens, alone_s)
             for way, seconds, worth in zip(ways, ways_s, worth_WG[:, group], strict=True):
-                times[way][repeat][group] = whole(tokens, seconds / worth)
+                times[way][repeat][group] = whole(tokens, length * seconds / worth)
     return times
 
 

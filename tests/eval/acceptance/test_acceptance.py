@@ -2,16 +2,16 @@
 
 import numpy as np
 import pytest
-from scipy.stats import bootstrap, t
+from scipy.special import logit
+from scipy.stats import t
 
 from eval.intervals import (
     Resampling,
-    expanded_tail,
+    degrees_of_freedom,
     paired_ratio_difference,
     paired_ratio_quotient,
     paired_ratio_quotients,
     pooled_ratio,
-    resampling_weights,
 )
 from eval.replay import ReplayCounts, count_trace, pool, tau
 
@@ -59,27 +59,37 @@ def test_pooled_tau_weights_steps_and_not_prompts():
     assert (tau(long) + tau(short)) / 2 == 2
 
 
-def test_the_interval_is_scipys_at_a_confidence_that_allows_for_few_prompts():
+def test_the_interval_of_a_share_is_students_on_the_logit():
     rng = np.random.default_rng(3)
-    columns = rng.gamma(2, size=25), rng.gamma(5, size=25)
-    settings = Resampling(confidence=0.8, num_resamples=20000, seed=2)
-    theirs = bootstrap(
-        columns,
-        lambda above, below, axis: above.sum(axis) / below.sum(axis),
-        n_resamples=20000,
-        paired=True,
-        confidence_level=1 - 2 * expanded_tail(25, 0.8),
-        method="percentile",
-        rng=rng,
-    ).confidence_interval
-    ours = pooled_ratio(*columns, settings).interval
-    assert ours == pytest.approx(list(theirs), abs=4e-3)  # 4 times the error of 20,000 draws each
+    above, below = rng.gamma(2, size=25), 20.0 + rng.gamma(5, size=25)
+    estimate = pooled_ratio(above.tolist(), below.tolist(), RESAMPLING)
+    without = [np.delete(above, place).sum() / np.delete(below, place).sum() for place in range(25)]
+    se = np.std(without) * 24**0.5 / (estimate.value * (1 - estimate.value))
+    reach = t.ppf(0.975, degrees_of_freedom(below[None])) * se
+    assert logit(estimate.interval) - logit(estimate.value) == pytest.approx([-reach, reach])
 
 
-def test_resamples_in_which_nothing_was_counted_are_left_out_of_the_interval():
-    """Six prompts of sixty were counted: some resamples lack them all, and the rest all give their ratio."""
-    assert (resampling_weights(60, RESAMPLING)[:, :6].sum(axis=1) == 0).any()
-    assert pooled_ratio([1] * 6 + [0] * 54, [4] * 6 + [0] * 54, RESAMPLING).interval == (0.25, 0.25)
+def test_a_ratio_above_one_is_the_reciprocal_of_a_share():
+    tokens, steps = [10.0, 12.0, 9.0, 30.0, 8.0, 11.0, 10.0], [4.0, 9.0, 5.0, 11.0, 8.0, 7.0, 6.0]
+    tau, share = pooled_ratio(tokens, steps, RESAMPLING), pooled_ratio(steps, tokens, RESAMPLING)
+    assert (tau.value, *tau.interval) == pytest.approx((1 / share.value, *(1 / end for end in share.interval[::-1])))
+    assert tau.interval[0] > 1
+
+
+def test_degrees_of_freedom_are_those_of_equal_units_and_fewer_otherwise():
+    assert degrees_of_freedom(np.ones((1, 12))) == pytest.approx(11)
+    assert degrees_of_freedom(np.array([[10.0] * 2 + [1] * 10])) == pytest.approx(2.87, abs=0.01)
+    assert degrees_of_freedom(np.array([[1e6, 1, 1, 1, 1, 1]])) == 1
+
+
+@pytest.mark.parametrize("value", [0, 4])
+def test_an_interval_at_the_end_of_the_range_has_no_width(value):
+    assert pooled_ratio([value] * 8, [4] * 8, RESAMPLING).interval == (value / 4, value / 4)
+
+
+def test_prompts_in_which_nothing_was_counted_are_no_units():
+    estimate = pooled_ratio([1] * 6 + [0] * 54, [4] * 6 + [0] * 54, RESAMPLING)
+    assert estimate.interval == pytest.approx((0.25, 0.25))
 
 
 @pytest.mark.parametrize("num_prompts", [1, 2, 5])
