@@ -46,7 +46,15 @@ class StoreBoard:
             UserError: If another process published an error meanwhile.
             LostProcessError: If another process is gone.
         """
-        self._wait_for(name)
+        pause_s, looked_s = FIRST_PAUSE_S, time.monotonic()
+        while not self._has(name):
+            if self._has(MISTAKE):
+                raise UserError(self._read(MISTAKE).decode())
+            if time.monotonic() - looked_s > BEAT_S:
+                self._reject_silence()
+                looked_s = time.monotonic()
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
         return b"".join(map(self._read, self._pieces_of(name)))
 
     def drop(self, name: str) -> None:
@@ -71,17 +79,6 @@ class StoreBoard:
 
     def beat(self, number: int) -> None:
         self.store.set(f"beat/{self.index}", str(number))
-
-    def _wait_for(self, name: str) -> None:
-        pause_s, looked_s = FIRST_PAUSE_S, time.monotonic()
-        while not self._has(name):
-            if self._has(MISTAKE):
-                raise UserError(self._read(MISTAKE).decode())
-            if time.monotonic() - looked_s > BEAT_S:
-                self._reject_silence()
-                looked_s = time.monotonic()
-            time.sleep(pause_s)
-            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
     def _reject_silence(self) -> None:
         now_s = time.monotonic()

@@ -14,7 +14,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -29,8 +29,6 @@ from distill.process import LostProcessError, end_on_sigterm
 
 if TYPE_CHECKING:
     from torch.distributed import Store  # pyright: ignore[reportPrivateImportUsage]
-
-    from distill.board import StoreBoard
 
 MEETING_S = 1800  # for all processes to join: those of another machine may start later
 STORE = "env://?use_libuv=0"  # libuv's loses connections for values of several MiB: docs/library_bugs.md
@@ -65,20 +63,18 @@ def joined() -> Iterator[Share]:
     with ExitStack() as stack:
         stack.enter_context(Pulse(board))
         if index > 0:
-            stack.enter_context(silenced())
-        yield from share_until_the_end(board)
-
-
-def share_until_the_end(board: "StoreBoard") -> Iterator[Share]:
-    """Publish a UserError to all processes, and keep serving values they still wait for."""
-    try:
-        per_machine = int(os.environ.get("LOCAL_WORLD_SIZE", board.count))
-        yield Share(board.index, board.count, board, per_machine=per_machine)
-    except UserError as error:
-        board.print_user_error(str(error))
+            nowhere = stack.enter_context(Path(os.devnull).open("w"))
+            stack.enter_context(redirect_stdout(nowhere))
+            stack.enter_context(redirect_stderr(nowhere))
+        # Publish a UserError to all processes, and keep serving values they still wait for.
+        try:
+            per_machine = int(os.environ.get("LOCAL_WORLD_SIZE", count))
+            yield Share(index, count, board, per_machine=per_machine)
+        except UserError as error:
+            board.print_user_error(str(error))
+            board.leave()
+            raise
         board.leave()
-        raise
-    board.leave()
 
 
 def reject_half_launched() -> None:
@@ -140,17 +136,6 @@ def take_own_device() -> None:
         share_cores(processes)
 
 
-@contextmanager
-def silenced() -> Iterator[None]:
-    out, err = sys.stdout, sys.stderr
-    with Path(os.devnull).open("w") as nowhere:
-        sys.stdout = sys.stderr = nowhere
-        try:
-            yield
-        finally:
-            sys.stdout, sys.stderr = out, err
-
-
 FLAG = "--processes"
 
 Processes = Annotated[
@@ -176,40 +161,29 @@ def launch_if_several(
     is_shared = "processes" in type(settings).model_fields and not getattr(settings, "is_for_one", False)
     wanted: int | None = getattr(settings, "processes", None)
     if is_launched():
-        reject_launched(words, is_shared=is_shared, wanted=wanted)
+        started = f"a launcher has started {os.environ['WORLD_SIZE']} processes"
+        if wanted is not None:
+            raise UserError(f"{FLAG} must not be set: {started} already.")
+        if not is_shared:
+            raise UserError(
+                f"`{shlex.join(['widedraft', *words[:1]])}` runs in one process, but {started}. Start it directly."
+            )
         return
     count = (wanted or gpus_here()) if is_shared else 1
     if wanted is None and count > 1 and (why := single_process_reason(settings)) is not None:
         print(why, flush=True)
         return
     if count > 1:
-        sys.stdout.flush()
+        # The same command without --processes and its value.
+        kept, is_value = [], False
+        for word in words:
+            if not is_value and word.partition("=")[0] != FLAG:
+                kept.append(word)
+            is_value = not is_value and word == FLAG
+        command = [sys.executable, "-m", "composer", "-n", str(count), "-m", "widedraft", *kept]
         environment = {**os.environ, "PYTHONSAFEPATH": "1"}  # a user's own eval.py must not hide the package
-        os.execve(sys.executable, launching_command(count, words), environment)  # noqa: S606  # no shell is wanted
-
-
-def reject_launched(words: Sequence[str], *, is_shared: bool, wanted: int | None) -> None:
-    started = f"a launcher has started {os.environ['WORLD_SIZE']} processes"
-    if wanted is not None:
-        raise UserError(f"{FLAG} must not be set: {started} already.")
-    if not is_shared:
-        raise UserError(
-            f"`{shlex.join(['widedraft', *words[:1]])}` runs in one process, but {started}. Start it directly."
-        )
-
-
-def launching_command(count: int, words: Sequence[str]) -> list[str]:
-    return [sys.executable, "-m", "composer", "-n", str(count), "-m", "widedraft", *without_flag(words)]
-
-
-def without_flag(words: Sequence[str]) -> list[str]:
-    """Return the words without --processes and its value."""
-    kept, is_value = [], False
-    for word in words:
-        if not is_value and word.partition("=")[0] != FLAG:
-            kept.append(word)
-        is_value = not is_value and word == FLAG
-    return kept
+        sys.stdout.flush()
+        os.execve(sys.executable, command, environment)  # noqa: S606  # no shell is wanted
 
 
 def gpus_here() -> int:
@@ -266,11 +240,14 @@ def require_one_folder(share: Share, folder: Path) -> None:
     """
     if share.count == 1:
         return
-    mark = Path(share.lead(lambda: str(partial_path(folder / "shared"))))  # new name: no NFS cache of its absence
+    mark = folder / share.lead(lambda: partial_path(folder / "shared").name)  # new name: no NFS cache of its absence
     if share.leads:
         mark.touch()
     share.meet()
-    seen = share.exchange((share.leads or is_seen(folder / mark.name), socket.gethostname()))
+    until_s = time.monotonic() + SEEN_S
+    while not (sees := mark.exists()) and time.monotonic() < until_s:
+        time.sleep(PAUSE_S)
+    seen = share.exchange((sees, socket.gethostname()))
     if share.leads:
         mark.unlink()
     blind = [(index, host) for index, (sees, host) in enumerate(seen) if not sees]
@@ -281,12 +258,3 @@ def require_one_folder(share: Share, folder: Path) -> None:
             f"on {host}. Put run_dir, or the working directory, on a shared file system with the same path on all "
             "machines."
         )
-
-
-def is_seen(mark: Path) -> bool:
-    until_s = time.monotonic() + SEEN_S
-    while not mark.exists():
-        if time.monotonic() > until_s:
-            return False
-        time.sleep(PAUSE_S)
-    return True

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
+from traceback import walk_stack
 from types import FrameType
 from typing import NoReturn
 
@@ -115,25 +116,14 @@ def interrupt(number: int, frame: FrameType | None) -> None:
 
     A terminal also interrupts a launcher, which sends SIGTERM to all processes: the exit is already under way then.
     """
-    if Process.runs_command and not imports(frame):
+    imports = any(each.f_code.co_filename.startswith("<frozen importlib") for each, _ in walk_stack(frame))
+    if Process.runs_command and not imports:
         if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-            signal.signal(signal.SIGTERM, go_on_ending)
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
         signal.default_int_handler(number, frame)
     if local_rank() == 0 and not Process.is_child:
         os.write(sys.__stderr__.fileno() if sys.__stderr__ else 2, f"{INTERRUPTED}\n".encode())
     os._exit(EXIT_CODE)
-
-
-def go_on_ending(number: int, frame: FrameType | None) -> None:
-    """Ignore a signal while exiting; the launcher kills a process that does not exit."""
-
-
-def imports(frame: FrameType | None) -> bool:
-    while frame is not None:
-        if frame.f_code.co_filename.startswith("<frozen importlib"):
-            return True
-        frame = frame.f_back
-    return False
 
 
 # Messages of gloo and NCCL when a peer is gone, and of gloo when a peer times out.
@@ -207,7 +197,8 @@ def report_user_errors(command: Callable[[], None]) -> int:
     try:
         with catching_interrupts():
             command()
-            flush_stdout()
+            if sys.stdout is not None:
+                sys.stdout.flush()  # an error of it is raised within the command
     except UserError as error:
         return fail(str(error))
     except OSError as error:
@@ -238,12 +229,6 @@ def path_problem(error: OSError) -> str | None:
     if error.errno in UNUSABLE_PATH and path:
         return f"{shown}: {error.strerror}. Choose another file or directory."
     return None
-
-
-def flush_stdout() -> None:
-    """Flush stdout, so that an error of it is raised within the command."""
-    if sys.stdout is not None:
-        sys.stdout.flush()
 
 
 def stdout_is_closed() -> bool:
