@@ -26,7 +26,7 @@ from typing import Any, Literal, TypeVar
 
 import torch
 import torch.distributed
-from composer import Algorithm, Callback, DataSpec, Evaluator, Logger, State, Trainer
+from composer import Algorithm, Callback, DataSpec, Evaluator, Trainer
 from composer.callbacks import LRMonitor, SpeedMonitor
 from composer.devices import Device, DeviceCPU, DeviceGPU
 from composer.optim import (
@@ -56,7 +56,7 @@ from architectures.vocabulary_head import begin_unknown, with_unknown
 from distill.callbacks import EvaluationIntervals, GradientNorm, StepTimer, build_loggers, profiled_steps
 from distill.checkpoints.checkpoint_files import guard_composer
 from distill.checkpoints.folders import newest_intact_checkpoint
-from distill.checkpoints.saving import CheckpointWriter, read_checkpoint, read_into, read_state
+from distill.checkpoints.saving import CheckpointWriter, read_checkpoint
 from distill.chunked_loss import ResponseLogits
 from distill.data.batches import ResponseDataset, UnknownInputs
 from distill.distributed import reject_differing
@@ -68,11 +68,9 @@ from distill.online.learning import request_training
 from distill.recipe.recipe import Recipe
 from distill.recipe.sections import (
     TIED_AND_FROZEN,
-    DataConfig,
     DistillConfig,
     OptimizerConfig,
     SchedulerConfig,
-    TeacherConfig,
     reject_cut_entries,
     split_time,
     teacher_dtype,
@@ -80,13 +78,7 @@ from distill.recipe.sections import (
 from distill.response_batches import Widths, build_dataspec, padding_multiple
 from distill.rollouts import Generation, Rollouts
 from distill.run import Run, identity_values
-from distill.teacher import (
-    AbsentTeacher,
-    CachedTeacher,
-    Teacher,
-    load_sharded_teacher,
-    load_teacher,
-)
+from distill.teacher import AbsentTeacher, CachedTeacher, Teacher, load_sharded_teacher, load_teacher
 from distill.teacher_cache import CachedResponses, load_head
 from distill.text_training import text_training, without_dur
 from eval.decoding.sampling import Sampling
@@ -157,7 +149,11 @@ def average_gradients() -> None:
     Raises:
         UserError: If this torch supports neither.
     """
-    if torch.cuda.is_available() or averages():
+    if torch.cuda.is_available():
+        return
+    mean = torch.zeros(1)
+    torch.distributed.reduce_scatter_tensor(mean, torch.ones(dist.get_world_size()), op=ReduceOp.AVG)
+    if mean == 1:
         return
     if TorchVersion(torch.__version__) >= FIRST_TO_DIVIDE:
         raise UserError(
@@ -166,13 +162,6 @@ def average_gradients() -> None:
         )
     setattr(_fsdp_collectives, DIVISION, sum_and_divide)
     torch.cpu.Stream.record_event = lambda _: torch.cpu.Event()  # pyright: ignore[reportAttributeAccessIssue]
-
-
-def averages() -> bool:
-    size = dist.get_world_size()
-    mean = torch.zeros(1)
-    torch.distributed.reduce_scatter_tensor(mean, torch.ones(size), op=ReduceOp.AVG)
-    return bool(mean == 1)
 
 
 def sum_and_divide(
@@ -298,9 +287,8 @@ def build_model(run: Run, *, eval_tasks: tuple[str, ...]) -> DistillModel:
             tied embeddings are to be frozen.
     """
     recipe, config, init, on_gpu = run.recipe, run.recipe.distill, run.init.path, torch.cuda.is_available()
-    dtype = teacher_dtype(recipe.target.dtype, config.precision)
-    placed = {"dtype": dtype, "device": f"cuda:{dist.get_local_rank()}" if on_gpu else "cpu"}
-    laid_out = {"packing": config.packing, "multiple": padding_multiple()}
+
+    # The student.
     student = load_model(init, dtype="float32", device="cpu", trained=True)
     if config.unknown_inputs:
         begin_unknown(student, init)
@@ -308,13 +296,30 @@ def build_model(run: Run, *, eval_tasks: tuple[str, ...]) -> DistillModel:
         freeze_input_embeddings(student)
     if config.activation_checkpointing:
         recompute_layers(student)
-    return distill_model(
-        config,
-        recipe.data,
-        student,
-        teacher_of(config.teacher, run.target, **placed, **laid_out, bits=recipe.target.bits),
-        eval_tasks=eval_tasks,
+
+    # Its teacher.
+    dtype = teacher_dtype(recipe.target.dtype, config.precision)
+    place = {"dtype": dtype, "device": f"cuda:{dist.get_local_rank()}" if on_gpu else "cpu"}
+    layout = {"packing": config.packing, "multiple": padding_multiple()}
+    match config.teacher.source:
+        case "live":
+            load = load_sharded_teacher if config.teacher.is_sharded else partial(load_teacher, bits=recipe.target.bits)
+            teacher = load(run.target, **place, **layout)
+        case "none":
+            teacher = AbsentTeacher(vocab_size_of(run.target))
+        case "cache":
+            teacher = CachedTeacher(load_head(run.target, **place))
+
+    model = DistillModel(
+        ResponseLogits(student, **layout),
+        teacher,
+        objective=build_objective(config.terms, temperature=config.temperature),
+        held_out=HeldOut(eval_tasks, recipe.data.temperature, recipe.data.top_p),
+        cpu_bfloat16=not on_gpu and config.precision != "fp32",
     )
+    if model.ids_K is None:  # otherwise cached entries are restricted to the student's ids
+        reject_cut_entries(config.teacher, vocab_size=model.vocab_size, of_teacher=model.teacher.vocab_size)
+    return model
 
 
 def freeze_input_embeddings(student: "PreTrainedModel") -> None:
@@ -327,40 +332,6 @@ def freeze_input_embeddings(student: "PreTrainedModel") -> None:
     if head is not None and head.weight is embeddings:
         raise UserError(TIED_AND_FROZEN)
     embeddings.requires_grad_(False)  # noqa: FBT003  # a tensor's takes it no other way
-
-
-def teacher_of(
-    teacher: TeacherConfig, target: Path, *, dtype: str, device: str, packing: bool, multiple: int, bits: int | None
-) -> Teacher | CachedTeacher | AbsentTeacher:
-    match teacher.source:
-        case "live":
-            load = load_sharded_teacher if teacher.is_sharded else partial(load_teacher, bits=bits)
-            return load(target, dtype=dtype, device=device, packing=packing, multiple=multiple)
-        case "none":
-            return AbsentTeacher(vocab_size_of(target))
-        case "cache":
-            return CachedTeacher(load_head(target, dtype=dtype, device=device))
-
-
-def distill_model(
-    config: DistillConfig,
-    responses: DataConfig,
-    student: PreTrainedModel,
-    teacher: Teacher | CachedTeacher | AbsentTeacher,
-    *,
-    eval_tasks: tuple[str, ...] = (),
-) -> DistillModel:
-    """Combine a student and a teacher as a recipe trains them."""
-    model = DistillModel(
-        ResponseLogits(student, packing=config.packing, multiple=padding_multiple()),
-        teacher,
-        objective=build_objective(config.terms, temperature=config.temperature),
-        held_out=HeldOut(eval_tasks, responses.temperature, responses.top_p),
-        cpu_bfloat16=not torch.cuda.is_available() and config.precision != "fp32",
-    )
-    if model.ids_K is None:  # otherwise cached entries are restricted to the student's ids
-        reject_cut_entries(config.teacher, vocab_size=model.vocab_size, of_teacher=model.teacher.vocab_size)
-    return model
 
 
 def build_trainer(
@@ -393,6 +364,12 @@ def build_trainer(
     )
     guard_composer()
     folder = checkpoint if checkpoint is not None and checkpoint.is_dir() else None
+    algorithms: list[Algorithm] = [
+        GradientNorm(checkpoints, config.gradient_clipping, passes_over=config.online is not None)
+    ]
+    if config.unknown_inputs:
+        replaced = UnknownInputs(with_unknown(run.init.path), share=config.unknown_inputs, seed=recipe.seed)
+        algorithms.insert(0, replaced)
     trainer = Trainer(
         model=model,
         train_dataloader=train_data,
@@ -400,14 +377,7 @@ def build_trainer(
         max_duration=max_duration,
         optimizers=optimizer,
         schedulers=build_scheduler(config.scheduler),
-        algorithms=[
-            *unknown_inputs(run),
-            GradientNorm(
-                checkpoints,
-                config.gradient_clipping,
-                passes_over=config.online is not None,
-            ),
-        ],
+        algorithms=algorithms,
         device=training_device(),
         precision=config.precision if torch.cuda.is_available() else "fp32",  # bfloat16 on CPU: see DistillModel
         device_train_microbatch_size=microbatch_size(config.device_train_microbatch_size, config),
@@ -424,7 +394,7 @@ def build_trainer(
                 num_to_keep=config.save_num_checkpoints_to_keep,
                 best_by=Known(config.teacher.source != "none", recipe.data.temperature).best_by,
                 sharded=config.checkpoints == "sharded",
-                continues=None if folder is None else partial(continue_from_shards, folder),
+                resume_from=folder,
             ),
             EvaluationIntervals(),
             SpeedMonitor(window_size=10),
@@ -440,23 +410,6 @@ def build_trainer(
     if folder is not None:
         trainer._rng_state = read_checkpoint(folder)["rng"]  # noqa: SLF001  # as Composer does for a file
     return trainer
-
-
-def continue_from_shards(folder: Path, state: State, logger: Logger) -> None:
-    """Restore weights, moments, time, callbacks and data from a sharded checkpoint.
-
-    Composer restores random states with the first batch.
-    """
-    rest = read_state(folder)
-    read_into(state, folder, rest.pop("optimizers"))
-    state.load_state_dict(rest, logger)
-
-
-def unknown_inputs(run: Run) -> list[Algorithm]:
-    share = run.recipe.distill.unknown_inputs
-    if not share:
-        return []
-    return [UnknownInputs(with_unknown(run.init.path), share=share, seed=run.recipe.seed)]
 
 
 def device_batch_size(config: DistillConfig | MasksConfig) -> int:
@@ -509,13 +462,20 @@ def response_training(
 def training_data(
     run: Run, model: DistillModel, optimizer: torch.optim.Optimizer, train_set: ResponseDataset | CachedResponses | None
 ) -> tuple[DataSpec, list[Callback], str]:
-    """Return this process's batches, their callbacks, and max_duration, never in epochs."""
+    """Return this process's batches, their callbacks, and max_duration, never in epochs.
+
+    Composer saves the last batch of an epoch before it counts the epoch as done, so training measured in epochs would
+    look unfinished in its own last checkpoint.
+    """
     config, size = run.recipe.distill, device_batch_size(run.recipe.distill)
     if config.online is not None:
         return request_training(run, model, optimizer, batch_size=size)
     if train_set is not None:
         spec, callbacks = response_training(run, model, train_set, batch_size=size)
-        return spec, callbacks, epochs_in_batches(config.max_duration, spec)
+        value, unit = split_time(config.max_duration)
+        assert isinstance(spec.dataloader, DataLoader)
+        in_batches = f"{int(value) * len(spec.dataloader)}ba"
+        return spec, callbacks, in_batches if unit == "ep" else config.max_duration
     device = f"cuda:{dist.get_local_rank()}" if torch.cuda.is_available() else "cpu"
     return *text_training(run, model, batch_size=size, device=torch.device(device)), config.max_duration
 
@@ -524,17 +484,6 @@ def interval(time: str, config: DistillConfig, max_duration: str) -> str:
     """Convert a time for Composer: text and requests have no length, so `dur` cannot be a share of it."""
     has_length = config.train_on == "responses" and config.online is None
     return time if has_length else without_dur(time, max_duration)
-
-
-def epochs_in_batches(max_duration: str, train_data: DataSpec) -> str:
-    """Convert a duration in epochs to batches.
-
-    Composer saves the last batch of an epoch before it counts the epoch as done, so training measured in epochs would
-    look unfinished in its own last checkpoint.
-    """
-    value, unit = split_time(max_duration)
-    assert isinstance(train_data.dataloader, DataLoader)
-    return f"{int(value) * len(train_data.dataloader)}ba" if unit == "ep" else max_duration
 
 
 def build_optimizer(config: OptimizerConfig, model: DistillModel) -> torch.optim.Optimizer:

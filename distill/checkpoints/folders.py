@@ -84,22 +84,15 @@ def newest_intact_checkpoint(folder: Path) -> Path | None:
 
 
 def chosen_checkpoint(folder: Path, which: Literal["best", "latest"]) -> Path | None:
-    """Return the checkpoint to export; "best" falls back to the newest intact one without an evaluation."""
-    best = best_checkpoint(folder) if which == "best" else None
-    return newest_intact_checkpoint(folder) if best is None else best
-
-
-def best_checkpoint(folder: Path) -> Path | None:
-    """Return the checkpoint of the best link; None without a link, or if it is missing or damaged."""
+    """Return the checkpoint to export; "best" falls back to the newest intact one without a usable best link."""
     link = folder / BEST_NAME
-    if not link.is_symlink():
-        return None
-    path = folder / link.readlink().name
-    problem = damage(path) if path.exists() else "it no longer exists"
-    if problem is not None:
+    if which == "best" and link.is_symlink():
+        path = folder / link.readlink().name
+        problem = damage(path) if path.exists() else "it no longer exists"
+        if problem is None:
+            return path
         print(f"{path}: the best checkpoint cannot be used ({problem}).", file=sys.stderr)
-        return None
-    return path
+    return newest_intact_checkpoint(folder)
 
 
 def damage(path: Path) -> str | None:
@@ -109,6 +102,28 @@ def damage(path: Path) -> str | None:
         UserError: If it is a directory whose metadata references code.
     """
     return folder_damage(path) if path.is_dir() else file_damage(path)
+
+
+def folder_damage(path: Path) -> str | None:
+    for name in (METADATA_NAME, STATE_NAME):
+        if not (path / name).is_file():
+            return f"its {name} is missing; copy it back, or delete the directory"
+    try:
+        metadata = read_metadata(path)
+    except UnreadableMetadata as problem:
+        return str(problem)
+    if (problem := missing_shard(path, metadata)) is not None:
+        return problem
+    if (problem := file_damage(path / STATE_NAME)) is not None:
+        return f"its {STATE_NAME}: {problem}"
+    # First piece of a tensor that is damaged.
+    for index, place in metadata.storage_data.items():
+        with (path / place.relative_path).open("rb") as file:
+            file.seek(place.offset)
+            problem = zip_damage(io.BytesIO(file.read(place.length)), place.length)
+        if problem is not None:
+            return f"{index.fqn} in its shard {place.relative_path}: {problem}"
+    return None
 
 
 def file_damage(path: Path) -> str | None:
@@ -141,7 +156,8 @@ def read_metadata(folder: Path) -> Metadata:
 
     Raises:
         UnreadableMetadata: If the file is truncated or not metadata.
-        UserError: If it references a class outside ALLOWED, unless checkpoints are trusted.
+        UserError: If it references a class outside ALLOWED, values that would be unpickled, or files elsewhere, unless
+            checkpoints are trusted.
     """
     path = folder / METADATA_NAME
     content = path.read_bytes()
@@ -153,17 +169,8 @@ def read_metadata(folder: Path) -> Metadata:
         raise
     except UNREADABLE as error:
         raise UnreadableMetadata(f"{METADATA_NAME} cannot be read: {type(error).__name__}") from error
-    require_tensors(read, path)
-    return read
 
-
-def require_tensors(read: Any, path: Path) -> None:
-    """Check that metadata describes only tensors, in files of the same directory.
-
-    Raises:
-        UnreadableMetadata: If it is not metadata, or malformed.
-        UserError: If it references values that would be unpickled, or files elsewhere.
-    """
+    # It must describe only tensors, in files of the same directory.
     entries, places = getattr(read, "state_dict_metadata", None), getattr(read, "storage_data", None)
     if not (isinstance(read, Metadata) and isinstance(entries, Mapping) and isinstance(places, Mapping)):
         raise UnreadableMetadata(f"{METADATA_NAME} does not describe a checkpoint")
@@ -175,35 +182,7 @@ def require_tensors(read: Any, path: Path) -> None:
             raise UnreadableMetadata(f"{METADATA_NAME} does not describe a checkpoint")
         if not SHARD_PATTERN.fullmatch(str(place.relative_path)):
             raise code_found(path, f"names the file {str(place.relative_path)!r}")
-
-
-def folder_damage(folder: Path) -> str | None:
-    """Describe the damage of a sharded checkpoint; None if every byte is intact.
-
-    Raises:
-        UserError: If its metadata references code.
-    """
-    for name in (METADATA_NAME, STATE_NAME):
-        if not (folder / name).is_file():
-            return f"its {name} is missing; copy it back, or delete the directory"
-    try:
-        metadata = read_metadata(folder)
-    except UnreadableMetadata as problem:
-        return str(problem)
-    if (problem := missing_shard(folder, metadata)) is not None:
-        return problem
-    with (folder / STATE_NAME).open("rb") as file:
-        problem = zip_damage(file, (folder / STATE_NAME).stat().st_size)
-    if problem is not None:
-        return f"its {STATE_NAME}: {problem}"
-    # First piece of a tensor that is damaged.
-    for index, place in metadata.storage_data.items():
-        with (folder / place.relative_path).open("rb") as file:
-            file.seek(place.offset)
-            problem = zip_damage(io.BytesIO(file.read(place.length)), place.length)
-        if problem is not None:
-            return f"{index.fqn} in its shard {place.relative_path}: {problem}"
-    return None
+    return read
 
 
 def missing_shard(folder: Path, metadata: Metadata) -> str | None:

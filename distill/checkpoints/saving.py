@@ -12,7 +12,7 @@ import os
 import shutil
 import socket
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Iterator, Mapping, Set
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -181,7 +181,7 @@ class CheckpointWriter(CheckpointSaver):
         num_to_keep: One more exists during a write, so a failed write loses none.
         best_by: Evaluation metric whose highest value makes a checkpoint the best.
         sharded: Write each process's shards.
-        continues: Restores a trainer from a sharded checkpoint; Composer itself restores only files.
+        resume_from: A sharded checkpoint to resume from; Composer itself restores only files.
     """
 
     def __init__(
@@ -192,7 +192,7 @@ class CheckpointWriter(CheckpointSaver):
         num_to_keep: int,
         best_by: str | None = None,
         sharded: bool = False,
-        continues: Callable[[State, Logger], None] | None = None,
+        resume_from: Path | None = None,
     ):
         super().__init__(
             folder=str(folder),
@@ -204,15 +204,19 @@ class CheckpointWriter(CheckpointSaver):
             num_checkpoints_to_keep=num_to_keep,
             overwrite=True,  # only files found damaged on resuming are ever overwritten
         )
-        self.best_by, self.sharded, self.continues = best_by, sharded, continues
-
+        self.best_by, self.sharded, self.resume_from = best_by, sharded, resume_from
         self.best_value = float("-inf")
         self.best_batch = -1
 
     def before_load(self, state: State, logger: Logger) -> None:
-        """Resume from a sharded checkpoint: trainer and sharded model exist."""
-        if self.continues is not None:
-            self.continues(state, logger)
+        """Restore weights, moments, time, callbacks and data from a sharded checkpoint: trainer and model exist.
+
+        Composer restores random states with the first batch.
+        """
+        if self.resume_from is not None:
+            rest = read_state(self.resume_from)
+            read_into(state, self.resume_from, rest.pop("optimizers"))
+            state.load_state_dict(rest, logger)
 
     def fit_start(self, state: State, logger: Logger) -> None:
         """Remove partial files of a killed session."""
@@ -275,34 +279,25 @@ class CheckpointWriter(CheckpointSaver):
     def _save_checkpoint(self, state: State, logger: Logger) -> None:  # noqa: ARG002
         """Write one file from rank 0, or a directory of shards; collective."""
         self.last_checkpoint_batch = state.timestamp.batch
+        is_first = dist.get_global_rank() == 0
         if self.sharded:
-            folder = Path(self.folder) / format_name_with_dist_and_time(FOLDER_NAME, state.run_name, state.timestamp)
-            save_shards(state, folder)
-            if dist.get_global_rank() == 0:
-                self._is_there(folder)
-            return
-        path = Path(self.filename.format(state))
-        contents = {"state": state.state_dict(), "rng": reproducibility.get_rng_state()}
-        outcome = [self._publish(contents, path) if dist.get_global_rank() == 0 else None]
-        dist.broadcast_object_list(outcome, src=0)
-        if outcome[0] is not None:
-            raise UserError(outcome[0])
-
-    def _publish(self, contents: dict[str, Any], path: Path) -> str | None:
-        """Return the problem if the write failed."""
-        try:
-            write_checkpoint(contents, path)
-        except (OSError, RuntimeError) as error:
-            cause = disk_error(error)
-            if cause is None:
-                raise
-            return explain_write_failure(cause, path)
-        self._is_there(path)
-        return None
-
-    def _is_there(self, path: Path) -> None:
-        link_to(path, LATEST_NAME.format(rank=0))
-        self.tidy(path.parent, training_time(path)[0])
+            path = Path(self.folder) / format_name_with_dist_and_time(FOLDER_NAME, state.run_name, state.timestamp)
+            save_shards(state, path)
+        else:
+            path = Path(self.filename.format(state))
+            contents, problem = {"state": state.state_dict(), "rng": reproducibility.get_rng_state()}, None
+            try:
+                if is_first:
+                    write_checkpoint(contents, path)
+            except (OSError, RuntimeError) as error:
+                if (cause := disk_error(error)) is None:
+                    raise
+                problem = explain_write_failure(cause, path)
+            if (problem := agreed(problem)) is not None:
+                raise UserError(problem)
+        if is_first:
+            link_to(path, LATEST_NAME.format(rank=0))
+            self.tidy(path.parent, training_time(path)[0])
 
     def tidy(self, folder: Path, batch: int) -> None:
         """Point `best` at the best; remove all but it and the newest, first damaged ones beyond the given batch."""
@@ -312,10 +307,15 @@ class CheckpointWriter(CheckpointSaver):
         for path in checkpoints:
             if training_time(path)[0] == self.best_batch:
                 link_to(path, BEST_NAME)
-        best = linked(folder / BEST_NAME)
+        best = folder / BEST_NAME
+        kept = best.readlink().name if best.is_symlink() else None
         for surplus in checkpoints[: -self.num_checkpoints_to_keep]:
-            if surplus.name != best:
-                remove(surplus)
+            if surplus.name == kept:
+                continue
+            if surplus.is_dir() and not surplus.is_symlink():
+                shutil.rmtree(surplus)
+            else:
+                surplus.unlink()  # of a link to an earlier training run only the link
 
 
 def write_checkpoint(contents: dict[str, Any], path: Path) -> None:
@@ -323,22 +323,10 @@ def write_checkpoint(contents: dict[str, Any], path: Path) -> None:
         torch.save(contents, file)
 
 
-def remove(checkpoint: Path) -> None:
-    """Delete a checkpoint; of a link to an earlier training run only the link."""
-    if checkpoint.is_dir() and not checkpoint.is_symlink():
-        shutil.rmtree(checkpoint)
-    else:
-        checkpoint.unlink()
-
-
 def link_to(path: Path, name: str) -> None:
     link = path.with_name(name)
     link.unlink(missing_ok=True)
     link.symlink_to(path.name)
-
-
-def linked(link: Path) -> str | None:
-    return link.readlink().name if link.is_symlink() else None
 
 
 # In addition to tensors and plain values: times, torch's version, and numpy arrays in random states and metrics.
@@ -364,27 +352,22 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
         UserError: If it has contents that no training run saves, unless checkpoints are trusted.
     """
     file, parts = (path / STATE_NAME, set()) if path.is_dir() else (path, {"model"})
-    saved = read_file(file)
-    if not are_trusted():
-        reject_other_contents(saved, file, parts)
-    return saved
-
-
-def read_file(path: Path) -> Any:
     if are_trusted():
-        return torch.load(path, map_location="cpu", mmap=True, weights_only=False)
+        return torch.load(file, map_location="cpu", mmap=True, weights_only=False)
     try:
         with safe_globals(ALLOWED), warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Detected pickle protocol")  # of damaged bytes
-            foreign = sorted(get_unsafe_globals_in_checkpoint(path))
+            foreign = sorted(get_unsafe_globals_in_checkpoint(file))
             if foreign:
-                raise code_found(path, f"names {foreign[0]}")
-            return torch.load(path, map_location="cpu", mmap=True, weights_only=True)
+                raise code_found(file, f"names {foreign[0]}")
+            saved = torch.load(file, map_location="cpu", mmap=True, weights_only=True)
     except UserError:
         raise
     except UNREADABLE as error:
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
-        raise UserError(f"{path}: is not a training checkpoint ({reason}). Delete it.") from error
+        raise UserError(f"{file}: is not a training checkpoint ({reason}). Delete it.") from error
+    reject_other_contents(saved, file, parts)
+    return saved
 
 
 def read_state(path: Path) -> dict[str, Any]:
