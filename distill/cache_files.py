@@ -17,19 +17,9 @@ from pydantic import TypeAdapter
 
 from architectures.console import track
 from architectures.errors import UserError
-from architectures.files import checked, read_json_object, write_json
+from architectures.files import checked, read_json_object
 from architectures.manifest import MANIFEST_NAME, changed_inputs, read_manifest, read_sha256
 from architectures.settings import command_of
-
-# A change of either limit needs another FORMAT.
-MAX_SHARD_BYTES = 2**28  # of memory while a shard is built
-MAX_SHARD_TOKENS = 2**16  # of work lost by an interruption
-
-
-def shard_tokens(token_bytes: int, *, most_tokens: int = MAX_SHARD_TOKENS, most_bytes: int = MAX_SHARD_BYTES) -> int:
-    """Return the response tokens of a full shard with rows of `token_bytes` bytes."""
-    return min(most_tokens, max(1, most_bytes // token_bytes))
-
 
 FORMAT = "widedraft.teacher_cache/2"  # of files and names, and of shard boundaries
 CAPTURE_NAME = "capture.json"
@@ -133,16 +123,6 @@ def require_same_capture(folder: Path, inputs: Mapping[str, Any]) -> None:
     if manifest is not None:  # it was finished, and a file was lost later
         for name in ill_sized_files(folder):
             (folder / name).unlink(missing_ok=True)
-
-
-def begin_capture(folder: Path, inputs: Mapping[str, Any]) -> None:
-    """Mark a directory as an unfinished cache of these inputs."""
-    write_json({"format": FORMAT, "inputs": dict(inputs)}, folder / CAPTURE_NAME)
-    (folder / MANIFEST_NAME).unlink(missing_ok=True)
-
-
-def end_capture(folder: Path) -> None:
-    (folder / CAPTURE_NAME).unlink()
 
 
 def record_file(path: Path) -> FileRecord:

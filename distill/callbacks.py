@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from torch.profiler import record_function
+from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
 from architectures.console import duration, time_left
 from architectures.errors import UserError
@@ -25,56 +25,10 @@ from architectures.files import partial_path, write_text
 from distill.checkpoints.checkpoint_files import find_checkpoints
 from distill.metrics import estimates
 from distill.recipe.sections import DistillConfig, missing_package
-from eval.intervals import Estimate
+from eval.machine import clock_s
+from eval.scorecard_tables import interval
 
 OPERATIONS = 30  # in the table
-
-
-class StepTrace:
-    """Profiler over two passes of the same work: call start, run it, step, run it again, step."""
-
-    def __init__(self, device: torch.device):
-        from torch.profiler import ProfilerActivity, profile, schedule
-
-        self.device = device
-        self.profiler = profile(
-            activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.type == "cuda" else [])],
-            schedule=schedule(wait=0, warmup=1, active=1, repeat=1),
-            record_shapes=True,
-            profile_memory=True,
-            acc_events=True,  # a single cycle; without this, torch 2.11 warns about lost events
-        )
-
-    def start(self) -> None:
-        self.synchronize()
-        self.profiler.start()
-
-    def step(self) -> None:
-        """End a pass, once the device has finished it, and begin the next if there is one."""
-        self.synchronize()
-        self.profiler.step()
-
-    def stop(self) -> None:
-        self.profiler.stop()
-
-    def synchronize(self) -> None:
-        from eval.machine import clock_s
-
-        clock_s(self.device)
-
-    def write(self, folder: Path, name: str) -> None:
-        """Write trace and table of the second pass, replacing an older profile of that name."""
-        folder.mkdir(parents=True, exist_ok=True)
-        trace = folder / f"{name}.pt.trace.json.gz"
-        partial = partial_path(trace).with_suffix(".partial.gz")  # torch compresses if the name ends in .gz
-        try:
-            self.profiler.export_chrome_trace(str(partial))
-            partial.replace(trace)
-        finally:
-            partial.unlink(missing_ok=True)
-        by = "self_device_time_total" if self.device.type == "cuda" else "self_cpu_time_total"
-        table = self.profiler.key_averages().table(sort_by=by, row_limit=OPERATIONS, max_name_column_width=70)
-        write_text(table, folder / f"{name}.txt")
 
 
 PHASES = ("data", "teacher", "student", "optimiser", "save", "evaluation", "other")
@@ -210,18 +164,13 @@ class PhaseClock:
     def lap(self) -> dict[str, float]:
         """Return the seconds of every phase since the last call; synchronises with a GPU."""
         self.switch(self.current)
+        if self.on_gpu:
+            self.marks[-1][1].synchronize()
         seconds: dict[str, float] = defaultdict(float)
         for (phase, start), (_, end) in zip(self.marks, self.marks[1:], strict=False):
-            seconds[phase] += seconds_between(start, end)
+            seconds[phase] += start.elapsed_time(end) / 1000 if self.on_gpu else end - start
         self.marks = self.marks[-1:]
         return dict(seconds)
-
-
-def seconds_between(start: Any, end: Any) -> float:
-    if isinstance(start, float):
-        return end - start
-    end.synchronize()
-    return start.elapsed_time(end) / 1000
 
 
 class StepTimer(Callback):
@@ -258,7 +207,8 @@ class StepProfile(Callback):
 
     def __init__(self, folder: Path, clock: PhaseClock | None = None):
         self.folder, self.clock = folder, clock
-        self.recording: StepTrace | None = None
+        self.device = torch.device("cpu")
+        self.profiler: profile | None = None  # warms up in one step, then records one
         self.part: Any = None  # currently open label
         self.steps = 0  # trained in this session
 
@@ -271,22 +221,32 @@ class StepProfile(Callback):
         length = state.dataloader_len
         if length is not None and state.timestamp.batch_in_epoch >= length:
             return
-        if self.recording is None and self.steps == WARM_STEPS - 1:
-            self.recording = StepTrace(torch.device("cuda" if state.device.name == "gpu" else "cpu"))
-            self.recording.start()
-        elif self.recording is not None:
-            self.recording.step()
+        if self.profiler is None and self.steps == WARM_STEPS - 1:
+            self.device = torch.device("cuda" if state.device.name == "gpu" else "cpu")
+            self.profiler = profile(
+                activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if self.device.type == "cuda" else [])],
+                schedule=schedule(wait=0, warmup=1, active=1, repeat=1),
+                record_shapes=True,
+                profile_memory=True,
+                acc_events=True,  # a single cycle; without this, torch 2.11 warns about lost events
+            )
+            clock_s(self.device)
+            self.profiler.start()
+        elif self.profiler is not None:
+            clock_s(self.device)  # the device has finished the step before
+            self.profiler.step()
             if self.clock is not None:
                 self.clock.label = record_function
         self.enter("data")
 
     def batch_end(self, state: State, logger: Logger) -> None:  # noqa: ARG002
         self.enter(None)
-        if self.recording is not None and self.steps == WARM_STEPS:
-            recording = self.recording
-            recording.step()
+        if self.profiler is not None and self.steps == WARM_STEPS:
+            profiler = self.profiler
+            clock_s(self.device)
+            profiler.step()
             self.stop()
-            recording.write(self.folder, "step")
+            self.write(profiler)
             print(f"{self.folder}: the step of batch {state.timestamp.batch.value}", file=sys.stderr)
         self.steps += 1
 
@@ -302,16 +262,30 @@ class StepProfile(Callback):
     def stop(self) -> None:
         if self.clock is not None:
             self.clock.label = nullcontext
-        if self.recording is not None:
-            self.recording.stop()
-            self.recording = None
+        if self.profiler is not None:
+            self.profiler.stop()
+            self.profiler = None
+
+    def write(self, profiler: profile) -> None:
+        """Write trace and table of the recorded step, replacing an older profile."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        trace = self.folder / "step.pt.trace.json.gz"
+        partial = partial_path(trace).with_suffix(".partial.gz")  # torch compresses if the name ends in .gz
+        try:
+            profiler.export_chrome_trace(str(partial))
+            partial.replace(trace)
+        finally:
+            partial.unlink(missing_ok=True)
+        by = "self_device_time_total" if self.device.type == "cuda" else "self_cpu_time_total"
+        table = profiler.key_averages().table(sort_by=by, row_limit=OPERATIONS, max_name_column_width=70)
+        write_text(table, self.folder / "step.txt")
 
     def enter(self, part: str | None) -> None:
         """Close the open label, and open another in the recorded step."""
         if self.part is not None:
             self.part.__exit__(None, None, None)
             self.part = None
-        if part is not None and self.recording is not None and self.steps == WARM_STEPS:
+        if part is not None and self.profiler is not None and self.steps == WARM_STEPS:
             self.part = record_function(part)
             self.part.__enter__()
 
@@ -435,8 +409,13 @@ class ConsoleReport(LoggerDestination):
             self.print_line(state)
 
     def eval_end(self, state: State, logger: Logger) -> None:  # noqa: ARG002
-        for line in describe_evaluation(estimates(state.eval_metrics["eval"])):
-            self.console.print(f"batch {state.timestamp.batch.value}: held-out {line}", style="bold")
+        lines: dict[str, list[str]] = defaultdict(list)  # for all responses, and by task if there are several
+        for name, estimate in estimates(state.eval_metrics["eval"]).items():
+            task, _, metric = name.rpartition("/")
+            lines[f"{task}: " if task else ""].append(f"{metric.replace('_', ' ')} {interval(estimate)}")
+        for task, parts in lines.items():
+            line = f"batch {state.timestamp.batch.value}: held-out {task}{', '.join(parts)}"
+            self.console.print(line, style="bold")
 
     def close(self, state: State, logger: Logger) -> None:  # noqa: ARG002
         """Restore the terminal, also after an error."""
@@ -456,16 +435,6 @@ class ConsoleReport(LoggerDestination):
         batch, done = state.timestamp.batch.value, fraction_done(state)
         loss = self.latest["loss/train/total"]
         return f"batch {batch} ({done:.0%}): loss {loss:.4f} nats/token, {tokens_per_s:.0f} tokens/s{used}"
-
-
-def describe_evaluation(results: Mapping[str, Estimate]) -> list[str]:
-    """Format one line for all responses, and one per task if there are several."""
-    lines: dict[str, list[str]] = {}
-    for name, estimate in results.items():
-        task, _, metric = name.rpartition("/")
-        interval = "" if estimate.interval is None else " [{:.3f}, {:.3f}]".format(*estimate.interval)
-        lines.setdefault(task, []).append(f"{metric.replace('_', ' ')} {estimate.value:.3f}{interval}")
-    return [f"{task}: {', '.join(parts)}" if task else ", ".join(parts) for task, parts in lines.items()]
 
 
 def fraction_done(state: State) -> float:

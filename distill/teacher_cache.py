@@ -48,24 +48,20 @@ from architectures.checkpoint import open_weights
 from architectures.console import progress
 from architectures.errors import UserError
 from architectures.families import FAMILIES
-from architectures.files import checked, format_bytes, free_bytes, write_bytes
+from architectures.files import checked, format_bytes, free_bytes, write_bytes, write_json
 from architectures.hub import read_config
-from architectures.manifest import read_manifest
+from architectures.manifest import MANIFEST_NAME, read_manifest
 from architectures.settings import WHOLE, Holding, command_of
 from architectures.shapes import model_shape
 from architectures.sharing import ALONE, Share
 from distill.cache_files import (
+    CAPTURE_NAME,
     FORMAT,
-    MAX_SHARD_BYTES,
-    MAX_SHARD_TOKENS,
     FileRecord,
-    begin_capture,
-    end_capture,
     hint,
     record_file,
     reject_ill_sized,
     require_same_capture,
-    shard_tokens,
 )
 from distill.chunked_loss import Head, ResponseLogits, head_of, logit_divisor
 from distill.data.batches import Example, ResponseDataset, collate
@@ -75,6 +71,9 @@ from eval.decoding.kv_cache import without_cudnn
 from eval.large_targets import Pass, load_target, run_passes
 from eval.models import default_device, require_finite, text_config
 
+# A change of either limit needs another FORMAT.
+MAX_SHARD_BYTES = 2**28  # of memory while a shard is built
+MAX_SHARD_TOKENS = 2**16  # of work lost by an interruption
 ID_TYPES = {1: torch.uint8, 2: torch.uint16, 4: torch.int32}
 LOG_PROB_TYPE = torch.float16  # log p = -10 to 0.004; bfloat16 would round it to 0.03
 
@@ -185,7 +184,7 @@ def cut_into_shards(name: str, num_kept: Sequence[int], *, token_bytes: int) -> 
         num_kept: Response tokens of each response.
         token_bytes: Bytes of one row.
     """
-    capacity = shard_tokens(token_bytes, most_tokens=MAX_SHARD_TOKENS, most_bytes=MAX_SHARD_BYTES)
+    capacity = min(MAX_SHARD_TOKENS, max(1, MAX_SHARD_BYTES // token_bytes))
     starts, filled = [0], 0
     for response, tokens in enumerate(num_kept):
         if filled and filled + tokens > capacity:
@@ -194,29 +193,13 @@ def cut_into_shards(name: str, num_kept: Sequence[int], *, token_bytes: int) -> 
         filled += tokens
     ends = [*starts[1:], len(num_kept)]
     return [
-        Shard(shard_file(name, number), range(start, end))
+        Shard(f"{name}-{number:05d}.safetensors", range(start, end))
         for number, (start, end) in enumerate(zip(starts, ends, strict=True))
     ]
 
 
-def shard_file(name: str, number: int) -> str:
-    return f"{name}-{number:05d}.safetensors"
-
-
 def index_file(name: str) -> str:
     return f"{name}-index.safetensors"
-
-
-def write_index(folder: Path, name: str, num_kept: Sequence[int], shards: Sequence[Shard]) -> FileRecord:
-    first_rows = list(accumulate(num_kept, initial=0))
-    first_responses = [*(shard.responses.start for shard in shards), len(num_kept)]
-    tensors = {"first_rows": torch.tensor(first_rows), "first_responses": torch.tensor(first_responses)}
-    return write_tensors(tensors, folder / index_file(name))
-
-
-def load_index(folder: Path, name: str) -> Index:
-    tensors = load_file(folder / index_file(name))
-    return Index(tensors["first_rows"].tolist(), tensors["first_responses"].tolist())
 
 
 def write_tensors(tensors: Mapping[str, Tensor], path: Path) -> FileRecord:
@@ -268,7 +251,8 @@ class TeacherCache:
         self.contents = splits[name]["contents"]
         self.examples = splits[name]["examples"]
         self.files = splits[name]["shards"]
-        self.index = load_index(folder, name)
+        tensors = load_file(folder / index_file(name))
+        self.index = Index(tensors["first_rows"].tolist(), tensors["first_responses"].tolist())
 
     def __len__(self) -> int:
         return len(self.index)
@@ -429,23 +413,37 @@ def capture_teacher(
     files = {name: record for each in share.exchange(written) for name, record in each.items()}
     if share.leads:
         files |= {name: record_file(out / name) for name in present if name not in files}
-        files |= {
-            index_file(split.name): write_index(out, split.name, split.num_kept, split.shards) for split in splits
-        }
+        for split in splits:
+            first_rows = torch.tensor(list(accumulate(split.num_kept, initial=0)))
+            first_responses = torch.tensor([*(shard.responses.start for shard in split.shards), len(split.examples)])
+            index, name = {"first_rows": first_rows, "first_responses": first_responses}, index_file(split.name)
+            files[name] = write_tensors(index, out / name)
         finish(
             format=FORMAT,
             splits={split.name: describe(split, settings) for split in splits},
             files={name: vars(files[name]) for name in sorted(files)},
         )
-        end_capture(out)
+        (out / CAPTURE_NAME).unlink()
 
 
 def begin(out: Path, inputs: Mapping[str, Any], splits: Sequence[Split]) -> list[str]:
     """Return the names of the shards already written, after checking that the rest fits on the disk."""
     require_same_capture(out, inputs)
     present = [shard.file for split in splits for shard in split.shards if (out / shard.file).is_file()]
-    require_space(splits, sum((out / name).stat().st_size for name in present), out)
-    begin_capture(out, inputs)
+
+    # Space on the disk.
+    missing_bytes = sum(split.num_bytes for split in splits) - sum((out / name).stat().st_size for name in present)
+    free = free_bytes(out)
+    print(f"{out}: {format_bytes(missing_bytes)} to be written, {format_bytes(free)} free", file=sys.stderr)
+    if missing_bytes > free:
+        raise UserError(
+            f"{out}: the teacher cache needs {format_bytes(missing_bytes)}, the disk has {format_bytes(free)} free. "
+            "Free disk space, set run_dir to another disk, or set distill.teacher.contents to top_k or samples."
+        )
+
+    # Mark the directory as an unfinished cache of these inputs.
+    write_json({"format": FORMAT, "inputs": dict(inputs)}, out / CAPTURE_NAME)
+    (out / MANIFEST_NAME).unlink(missing_ok=True)
     return present
 
 
@@ -460,17 +458,6 @@ def plan_splits(target: Path, responses: Mapping[str, Sequence[Example]], settin
         shards = cut_into_shards(name, [example.num_kept for example in examples], token_bytes=token_bytes)
         splits.append(Split(name, examples, kept_of(settings.cache, name), token_bytes, shards))
     return splits
-
-
-def require_space(splits: Sequence[Split], present_bytes: int, out: Path) -> None:
-    missing_bytes = sum(split.num_bytes for split in splits) - present_bytes
-    free = free_bytes(out)
-    print(f"{out}: {format_bytes(missing_bytes)} to be written, {format_bytes(free)} free", file=sys.stderr)
-    if missing_bytes > free:
-        raise UserError(
-            f"{out}: the teacher cache needs {format_bytes(missing_bytes)}, the disk has {format_bytes(free)} free. "
-            "Free disk space, set run_dir to another disk, or set distill.teacher.contents to top_k or samples."
-        )
 
 
 def write_shards(
@@ -536,9 +523,18 @@ class TargetReading:
         return head.rows_of(torch.tensor(self.settings.ids[:rows], device=head.weight_VH.device))
 
     def read(self, split: Split, responses: Sequence[int]) -> Iterator[tuple[int, dict[str, Tensor]]]:
-        """Yield responses with their rows on the CPU, in any order."""
-        for response, hidden_AH in self.states(split, responses):
-            yield response, {name: rows.cpu() for name, rows in self.rows(split, response, hidden_AH).items()}
+        """Yield responses with their rows on the CPU, sorted by length to minimise padding."""
+        ordered = sorted(responses, key=lambda response: len(split.examples[response].input_ids))
+        starts = range(0, len(ordered), self.settings.batch_size)
+        batches = [ordered[start : start + self.settings.batch_size] for start in starts]
+        passes = []
+        for batch in batches:
+            examples = [split.examples[response] for response in batch]
+            width = max(len(example.input_ids) for example in examples)
+            passes.append(Pass(partial(self.hidden_states, examples), len(examples), width))
+        for batch, states in zip(batches, run_passes(self.lm, passes), strict=True):
+            for response, hidden_AH in zip(batch, states, strict=True):
+                yield response, {name: rows.cpu() for name, rows in self.rows(split, response, hidden_AH).items()}
 
     @torch.inference_mode()
     def rows(self, split: Split, response: int, hidden_AH: Tensor) -> dict[str, Tensor]:
@@ -555,19 +551,6 @@ class TargetReading:
         return join_rows(
             [sampled_rows(self.head.logits(chunk), draw) for chunk, draw in zip(chunks, draws, strict=True)]
         )
-
-    def states(self, split: Split, responses: Sequence[int]) -> Iterator[tuple[int, Tensor]]:
-        """Yield responses with hidden_AH, sorted by length to minimise padding."""
-        ordered = sorted(responses, key=lambda response: len(split.examples[response].input_ids))
-        starts = range(0, len(ordered), self.settings.batch_size)
-        batches = [ordered[start : start + self.settings.batch_size] for start in starts]
-        passes = [self.reading([split.examples[response] for response in batch]) for batch in batches]
-        for batch, states in zip(batches, run_passes(self.lm, passes), strict=True):
-            yield from zip(batch, states, strict=True)
-
-    def reading(self, examples: Sequence[Example]) -> Pass[list[Tensor]]:
-        width = max(len(example.input_ids) for example in examples)
-        return Pass(partial(self.hidden_states, examples), len(examples), width)
 
     @torch.inference_mode()
     @without_cudnn()

@@ -38,7 +38,7 @@ import numpy as np
 import torch
 from composer.utils import dist
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from architectures.errors import UserError
 from architectures.files import looked_for, parse_json, require_regular
@@ -344,20 +344,9 @@ class MixedDomains(IterableDataset[Sample]):
         self.generator = torch.Generator().manual_seed(seed)
 
     def __iter__(self) -> Iterator[Sample]:
-        """Yield {"input_ids": ids_T, "domain": index of its domain}.
-
-        Raises:
-            ValueError: In a DataLoader worker process, which new weights would not reach.
-        """
-        if (worker := get_worker_info()) is not None:
-            raise ValueError(f"num_workers must be 0, got {worker.num_workers}: workers do not receive new weights.")
+        """Yield {"input_ids": ids_T, "domain": index of its domain}; in this process, since weights change."""
         while True:
             yield [self._draw() for _ in range(self.size)][self.rank]
-
-    def set_weights(self, weights: Sequence[float]) -> None:
-        assert len(weights) == len(self.names)
-        assert abs(sum(weights) - 1) < 1e-9, weights
-        self.weights = list(weights)
 
     def state_dict(self, num_samples: int | None = None, from_beginning: bool = True) -> dict[str, Any]:  # noqa: ARG002, FBT001, FBT002  # Composer's signature
         """Return the state of the draws, the same on every process between two batches."""
@@ -421,7 +410,9 @@ def text_loader(
         held_out_sequences(text, count=config.num_eval_sequences)
     streams = {name: DomainStream(text, seed=seed, block_size=SHUFFLE_BLOCK) for name, text in texts.items()}
     fingerprint = {key: getattr(config, key) for key in ("max_seq_len", "num_eval_sequences")}
-    dataset = MixedDomains(streams, initial_weights(config), seed=seed, fingerprint=fingerprint, rank=rank, size=size)
+    total = sum(domain.weight for domain in config.domains)
+    weights = [domain.weight / total for domain in config.domains]
+    dataset = MixedDomains(streams, weights, seed=seed, fingerprint=fingerprint, rank=rank, size=size)
     # Without its own generator, every new iterator would draw from torch's, which dropout and masks use.
     generator = torch.Generator()
     return DataLoader(dataset, batch_size=batch_size, collate_fn=collate, generator=generator), dataset
@@ -445,8 +436,3 @@ def text_eval_loaders(
             dataset, batch_size=batch_size, sampler=sampler, collate_fn=collate, generator=generator
         )
     return loaders
-
-
-def initial_weights(config: TextConfig) -> list[float]:
-    total = sum(domain.weight for domain in config.domains)
-    return [domain.weight / total for domain in config.domains]

@@ -29,6 +29,7 @@ from torch.nn import functional
 from torch.utils.data import DataLoader
 
 from architectures.errors import UserError
+from distill.checkpoints.saving import agreed
 from distill.chunked_loss import Head, learned, map_rows
 from distill.losses import cross_entropy
 from distill.model import Batch, DistillModel
@@ -80,11 +81,16 @@ class DynamicLoading(Callback):
     def update(self, state: State, logger: Logger) -> None:
         """Measure, set rank 0's weights on all ranks, and log; raise UserError if a loss is not finite."""
         names, batch = self.domains.names, int(state.timestamp.batch)
-        losses = finite_losses(self.measure(state), names, batch=batch, rates=self.rates)
-        agreed = [RULES[self.rule](self.domains.weights, losses, self.references)]
-        dist.broadcast_object_list(agreed, src=0)
-        weights = agreed[0]
-        self.domains.set_weights(weights)
+        measured = self.measure(state)
+        for name in names:
+            if not math.isfinite(measured[name]):
+                raise UserError(
+                    f"The held-out loss of text domain {name} is {measured[name]} after {batch} batches: training "
+                    f"diverged. Lower {self.rates}."
+                )
+        losses = [measured[name] for name in names]
+        weights = agreed(RULES[self.rule](self.domains.weights, losses, self.references))
+        self.domains.weights = weights
         self.history.append({"batch": batch, "losses": losses, "weights": weights})
         for name, loss, weight in zip(names, losses, weights, strict=True):
             logger.log_metrics(
@@ -123,17 +129,6 @@ class RandomStateOnResume(Callback):
         if self.loaded is not None:
             reproducibility.load_rng_state(self.loaded)
             self.loaded = None
-
-
-def finite_losses(losses: Losses, names: Sequence[str], *, batch: int, rates: str) -> list[float]:
-    """Return the losses in the order of the names; raise UserError if one is not finite."""
-    for name in names:
-        if not math.isfinite(losses[name]):
-            raise UserError(
-                f"The held-out loss of text domain {name} is {losses[name]} after {batch} batches: training "
-                f"diverged. Lower {rates}."
-            )
-    return [losses[name] for name in names]
 
 
 def reference_losses(config: TextConfig, measure: Callable[[], Losses]) -> dict[str, float]:
@@ -191,9 +186,6 @@ def next_token_nll(logits_BTV: Tensor, ids_BT: Tensor) -> Tensor:
     return functional.cross_entropy(logits_BTV[:, :-1].float().transpose(1, 2), ids_BT[:, 1:], reduction="none")
 
 
-RATES = "distill.optimizer.lr"
-
-
 def text_training(
     run: Run, model: DistillModel, *, batch_size: int, device: torch.device
 ) -> tuple[DataSpec, list[Callback]]:
@@ -206,40 +198,23 @@ def text_training(
     """
     config, text, tokenizer = run.recipe.distill, run.recipe.text, load_tokenizer(run.init.path)
     assert text is not None  # required for training on text
-    end_id = cast("int", tokenizer.eos_token_id)
-    collate, place = (
-        partial(collate_text, end_id=end_id),
-        {"rank": dist.get_global_rank(), "size": dist.get_world_size()},
-    )
+    collate = partial(collate_text, end_id=cast("int", tokenizer.eos_token_id))
+    place = {"rank": dist.get_global_rank(), "size": dist.get_world_size()}
     loader, domains = text_loader(
         text, tokenizer, batch_size=batch_size, seed=run.recipe.seed, collate=collate, **place
     )
     held_out = text_eval_loaders(text, tokenizer, batch_size=config.device_eval_batch_size, collate=collate)
 
-    mixture = build_mixture(text, model, domains, held_out, max_duration=config.max_duration, device=device)
-    data = DataSpec(
-        loader,
-        split_batch=split_batch,  # pyright: ignore[reportArgumentType]  # as in distill/data/batches.py
-        microbatch_transforms=cut_padding,
-        get_num_tokens_in_batch=count_tokens,  # pyright: ignore[reportArgumentType]
-    )
-    return data, [mixture, RandomStateOnResume()]
-
-
-def build_mixture(
-    text: TextConfig,
-    model: DistillModel,
-    domains: MixedDomains,
-    held_out: Mapping[str, DataLoader[Any]],
-    *,
-    max_duration: str,
-    device: torch.device,
-) -> DynamicLoading:
+    # Held-out losses of student and teacher, which set the mixture.
     def measure(losses_of: Callable[[DistillModel, Batch], Sequence[Tensor]]) -> dict[str, float]:
-        losses = {
-            name: held_out_loss(partial(losses_of, model), each, device=device) for name, each in held_out.items()
-        }
-        reject_unsaid(losses)
+        of_model = partial(losses_of, model)
+        losses = {name: held_out_loss(of_model, each, device=device) for name, each in held_out.items()}
+        unsaid = [name for name, loss in losses.items() if isinf(loss)]
+        if unsaid:
+            raise UserError(
+                f"text.domains: the draft's head outputs none of the held-out tokens of {', '.join(unsaid)}, whose "
+                "losses set the mixture. Remove them, or set architecture.vocabulary.from to text."
+            )
         return losses
 
     def measure_student(_: State) -> dict[str, float]:
@@ -249,24 +224,21 @@ def build_mixture(
         model.train()
         return losses
 
-    return DynamicLoading(
+    mixture = DynamicLoading(
         domains,
         measure_student,
         rule=text.mixture,
-        update_interval=without_dur(text.update_interval, max_duration),
+        update_interval=without_dur(text.update_interval, config.max_duration),
         references=reference_losses(text, lambda: measure(teacher_losses)),
-        rates=RATES,
+        rates="distill.optimizer.lr",
     )
-
-
-def reject_unsaid(losses: Mapping[str, float]) -> None:
-    """Raise UserError naming the domains none of whose held-out tokens the draft's head can output."""
-    unsaid = [name for name, loss in losses.items() if isinf(loss)]
-    if unsaid:
-        raise UserError(
-            f"text.domains: the draft's head outputs none of the held-out tokens of {', '.join(unsaid)}, whose losses "
-            "set the mixture. Remove them, or set architecture.vocabulary.from to text."
-        )
+    data = DataSpec(
+        loader,
+        split_batch=split_batch,  # pyright: ignore[reportArgumentType]  # as in distill/data/batches.py
+        microbatch_transforms=cut_padding,
+        get_num_tokens_in_batch=count_tokens,  # pyright: ignore[reportArgumentType]
+    )
+    return data, [mixture, RandomStateOnResume()]
 
 
 def collate_text(samples: Sequence[Mapping[str, Any]], *, end_id: int) -> dict[str, Tensor]:
@@ -274,20 +246,17 @@ def collate_text(samples: Sequence[Mapping[str, Any]], *, end_id: int) -> dict[s
     ids_BT = torch.stack([sample["input_ids"] for sample in samples])
     input_ids_BT = ids_BT[:, :-1].contiguous()
     is_end_BT = input_ids_BT == end_id
+
+    # Positions: the number of earlier tokens of the same document and row. Each end starts a new document.
+    positions_T = torch.arange(is_end_BT.shape[1])
+    starts_BT = positions_T.where(is_end_BT.roll(1, dims=1), 0)
     return {
         "input_ids": input_ids_BT,
         "attention_mask": torch.ones_like(is_end_BT),
         "keep": ~is_end_BT,
         "next_ids": ids_BT[:, 1:].contiguous(),
-        "position_ids": positions_in_documents(is_end_BT),
+        "position_ids": positions_T - starts_BT.cummax(dim=1).values,
     }
-
-
-def positions_in_documents(is_end_BT: Tensor) -> Tensor:
-    """Return positions_BT: the number of earlier tokens of the same document and row. Each end starts a new one."""
-    positions_T = torch.arange(is_end_BT.shape[1])
-    starts_BT = positions_T.where(is_end_BT.roll(1, dims=1), 0)
-    return positions_T - starts_BT.cummax(dim=1).values
 
 
 def student_losses(model: DistillModel, batch: Batch) -> Sequence[Tensor]:

@@ -77,7 +77,7 @@ def test_the_share_of_sequences_follows_the_weights(config, tokenizer):
     assert domains.weights == [0.75, 0.25]
     batches = iter(loader)
     for weights in ([0.75, 0.25], [0.1, 0.9]):
-        domains.set_weights(weights)
+        domains.weights = weights
         before = domains.num_used["a"]
         list(islice(batches, 20))
         used = domains.num_used["a"] - before
@@ -90,7 +90,7 @@ def test_new_weights_reach_the_very_next_sequence(config, tokenizer):
     batches = iter(loader)
     for weights in ([1.0, 0.0], [0.0, 1.0], [1.0, 0.0]):
         next(batches)
-        domains.set_weights(weights)
+        domains.weights = weights
         assert next(batches)["domain"].tolist() == [weights.index(1.0)] * 4
 
 
@@ -124,7 +124,7 @@ def test_a_resumed_dataset_equals_an_uninterrupted_one(config, tokenizer, num_be
     loader, domains = text_loader(config(weights=(2, 1)), tokenizer, batch_size=5, seed=1)
     batches = iter(loader)
     list(islice(batches, num_before))
-    domains.set_weights([0.2, 0.8])
+    domains.weights = [0.2, 0.8]
     state = domains.state_dict()
     after = list(chain.from_iterable(texts_of(batch, tokenizer) for batch in islice(batches, 10)))
     resumed, other = text_loader(config(weights=(2, 1)), tokenizer, batch_size=5, seed=1)
@@ -164,10 +164,3 @@ def test_a_short_domain_is_refused_by_both_builders(config, tokenizer):
     ):
         with rejects("b.jsonl", "text.domains b"):
             build()
-
-
-def test_other_worker_processes_are_refused(config, tokenizer):
-    _, domains = text_loader(config(), tokenizer, batch_size=1, seed=1)
-    loader = torch.utils.data.DataLoader(domains, num_workers=1)
-    with rejects("num_workers", 0, error=ValueError):
-        next(iter(loader))
