@@ -58,14 +58,10 @@ def shipped_words(path: PurePath) -> str:
     recipes, name = shipped_recipes(), path.name.removesuffix(".yaml")
     if name in recipes:
         return f"It ships with widedraft: `widedraft recipes {name}` writes {FOLDER}/{name}.yaml."
-    named = PurePath(FOLDER) in path.parents and _is_shipped(path)
+    root = shipped_root()
+    named = PurePath(FOLDER) in path.parents and root is not None and (root.parent / path).is_file()
     bringing = [name for name, file in recipes.items() if path.as_posix() in file.read_text("utf-8")] if named else []
     return f"It ships with widedraft: `widedraft recipes {bringing[0]}` writes it." if bringing else ""
-
-
-def _is_shipped(path: PurePath) -> bool:
-    root = shipped_root()
-    return root is not None and (root.parent / path).is_file()
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -208,11 +209,17 @@ def sha256_of_file(path: Path) -> str:
     try:
         require_regular(path, hint="Check the path.")
         before, begun_ns = file_state(path), time.time_ns()
-        if (known := recall(path, before)) is not None:
-            return known
+        record = record_file(path) if before[0] >= REMEMBERED_BYTES else None
+        if record is not None:
+            with suppress(UserError):  # missing or damaged
+                known = read_json_object(record, "")
+                if known.get("state") == before and "sha256" in known:
+                    return known["sha256"]
         sha256 = read_sha256(path)
-        if file_state(path) == before and begun_ns - max(before[1], before[2]) >= SETTLED_NS:
-            remember(path, before, sha256)
+        is_settled = file_state(path) == before and begun_ns - max(before[1], before[2]) >= SETTLED_NS
+        if record is not None and is_settled:
+            with suppress(OSError):  # read-only or full: the file will be read again
+                write_json({"path": os.path.realpath(path), "state": before, "sha256": sha256}, record)
     except OSError as error:
         raise UserError(unreadable(path, error, "Check the path.")) from error
     return sha256
@@ -236,29 +243,6 @@ def file_state(path: Path) -> list[int]:
     """Return size, modification and change time, inode and device: at least one changes with the content."""
     status = path.stat()
     return [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino, status.st_dev]
-
-
-def recall(path: Path, state: list[int]) -> str | None:
-    """Return the cached sha256 of a file in this state; None if there is none."""
-    record = record_file(path)
-    if state[0] < REMEMBERED_BYTES or record is None:
-        return None
-    try:
-        known = read_json_object(record, "")
-    except UserError:  # missing or damaged
-        return None
-    return known.get("sha256") if known.get("state") == state else None
-
-
-def remember(path: Path, state: list[int], sha256: str) -> None:
-    """Cache the sha256 of a large file, if possible."""
-    record = record_file(path)
-    if state[0] < REMEMBERED_BYTES or record is None:
-        return
-    try:
-        write_json({"path": os.path.realpath(path), "state": state, "sha256": sha256}, record)
-    except OSError:  # read-only or full: the file will be read again
-        return
 
 
 def record_file(path: Path) -> Path | None:

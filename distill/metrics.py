@@ -10,6 +10,7 @@ Shape suffixes used in this file:
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -138,14 +139,10 @@ def responses_only(accept_A: Tensor, num_tokens_B: Sequence[int], *, temperature
 Terms = Callable[[Response], tuple[float, float]]  # numerator and denominator of one response
 
 
-def alpha_terms(response: Response) -> tuple[float, float]:
-    assert response.alpha is not None, "only with a live teacher"
-    return float(response.alpha.sum()), len(response.alpha)
-
-
-def match_terms(response: Response) -> tuple[float, float]:
-    assert response.match is not None, "only with a live teacher or greedy responses"
-    return float(response.match.sum()), len(response.match)
+def mean_terms(response: Response, *, name: Literal["alpha", "match"]) -> tuple[float, float]:
+    """Return sum and number of the values of a response that has them."""
+    values_T = getattr(response, name)
+    return float(values_T.sum()), len(values_T)
 
 
 def tau_terms(response: Response, *, num_speculative_tokens: int) -> tuple[float, float]:
@@ -186,11 +183,8 @@ class PooledOverResponses(Metric):
 
     def compute(self) -> Tensor:
         """Compute the ratio over the responses of all ranks, and store it with its interval in `estimate`."""
-        numerators, denominators = (
-            as_array(dim_zero_cat(parts)).tolist() for parts in (self.numerators, self.denominators)
-        )
-        estimate = pooled_ratio(numerators, denominators, RESAMPLING)
-        self.estimate = estimate
+        sums, counts = (as_array(dim_zero_cat(each)).tolist() for each in (self.numerators, self.denominators))
+        self.estimate = estimate = pooled_ratio(sums, counts, RESAMPLING)
         return torch.tensor(estimate.value)
 
 
@@ -220,9 +214,9 @@ class Known:
 
     @property
     def terms(self) -> dict[str, Terms]:
-        terms: dict[str, Terms] = {"alpha": alpha_terms} if self.teacher else {}
+        terms: dict[str, Terms] = {"alpha": partial(mean_terms, name="alpha")} if self.teacher else {}
         if self.teacher or self.temperature == 0:
-            terms["greedy_match"] = match_terms
+            terms["greedy_match"] = partial(mean_terms, name="match")
         return terms | {self.tau_name(each): partial(tau_terms, num_speculative_tokens=each) for each in KS}
 
 

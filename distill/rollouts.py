@@ -51,14 +51,13 @@ class Place:
 
 def places_in(batch: Mapping[str, Tensor], *, seed: int, batch_number: int) -> list[Place]:
     """Draw the place of each sequence; the draws depend only on the seed, the batch number and the sequence."""
-    return [drawn(example, seed=seed, batch_number=batch_number) for example in examples_of(batch)]
-
-
-def drawn(example: Example, *, seed: int, batch_number: int) -> Place:
-    ids = np.array([*example.input_ids, example.last_id], dtype=np.int64)
-    generator = np.random.default_rng([seed, batch_number, zlib.crc32(ids.tobytes())])
-    row_seed = int(generator.integers(2**63))
-    return Place(example, int(generator.integers(len(example.spans))), row_seed, float(generator.random()))
+    places = []
+    for example in examples_of(batch):
+        ids = np.array([*example.input_ids, example.last_id], dtype=np.int64)
+        generator = np.random.default_rng([seed, batch_number, zlib.crc32(ids.tobytes())])
+        row_seed, turn = int(generator.integers(2**63)), int(generator.integers(len(example.spans)))
+        places.append(Place(example, turn, row_seed, float(generator.random())))
+    return places
 
 
 def examples_of(batch: Mapping[str, Tensor]) -> list[Example]:
@@ -179,6 +178,7 @@ def mix_tokens(
 TEACHER_TOKENS, STUDENT_TOKENS = "samples/teacher_tokens", "samples/student_tokens"
 
 
+@dataclass(eq=False)
 class Rollouts(Callback):
     """Regenerates responses of each training batch with the student's current weights.
 
@@ -192,29 +192,18 @@ class Rollouts(Callback):
         max_seq_len: Of a whole sequence.
     """
 
-    def __init__(
-        self,
-        student: PreTrainedModel,
-        teacher: PreTrainedModel | None,
-        generation: Generation,
-        *,
-        probability: float,
-        max_new_tokens: int,
-        max_seq_len: int,
-        seed: int,
-        clock: PhaseClock,
-    ):
-        self.student = student
-        self.teacher = teacher
-        self.generation = generation
-        self.probability = probability
-        self.max_new_tokens = max_new_tokens
-        self.max_seq_len = max_seq_len
-        self.seed = seed
-        self.clock = clock
-        self.state: State | None = None
-        self.logger: Logger | None = None
-        self.teacher_tokens = self.student_tokens = 0  # so far, over all processes
+    student: PreTrainedModel
+    teacher: PreTrainedModel | None
+    generation: Generation
+    probability: float
+    max_new_tokens: int
+    max_seq_len: int
+    seed: int
+    clock: PhaseClock
+    state: State | None = None
+    logger: Logger | None = None
+    teacher_tokens: int = 0  # so far, over all processes
+    student_tokens: int = 0
 
     def init(self, state: State, logger: Logger) -> None:
         self.state, self.logger = state, logger
@@ -228,9 +217,8 @@ class Rollouts(Callback):
         counts = torch.tensor([int(new["keep"].sum()) - by_student, by_student])
         counts = self.state.device.tensor_to_device(counts)
         dist.all_reduce(counts, reduce_operation="SUM")
-        teacher_tokens, student_tokens = counts.tolist()
-        self.teacher_tokens += teacher_tokens
-        self.student_tokens += student_tokens
+        self.teacher_tokens += int(counts[0])
+        self.student_tokens += int(counts[1])
         self.logger.log_metrics(self.state_dict())
         return new
 

@@ -309,6 +309,7 @@ def exponentiated(weights: Sequence[float], excess: Sequence[float]) -> list[flo
     return [value / sum(scaled) for value in scaled]
 
 
+@dataclass(eq=False)
 class MixedDomains(IterableDataset[Sample]):
     """Endless training sequences, each from a domain drawn by the current weights.
 
@@ -325,23 +326,17 @@ class MixedDomains(IterableDataset[Sample]):
         size: Number of processes that share the draws.
     """
 
-    def __init__(
-        self,
-        streams: Mapping[str, DomainStream],
-        weights: Sequence[float],
-        *,
-        seed: int,
-        fingerprint: Mapping[str, int],
-        rank: int = 0,
-        size: int = 1,
-    ):
-        self.rank, self.size = rank, size
-        self.streams = dict(streams)
+    streams: Mapping[str, DomainStream]
+    weights: Sequence[float]
+    seed: int
+    fingerprint: Mapping[str, int]
+    rank: int = 0
+    size: int = 1
+
+    def __post_init__(self) -> None:
         self.names = tuple(self.streams)
-        self.weights = list(weights)
-        self.fingerprint = dict(fingerprint)
         self.num_used = dict.fromkeys(self.names, 0)  # sequences over all processes
-        self.generator = torch.Generator().manual_seed(seed)
+        self.generator = torch.Generator().manual_seed(self.seed)
 
     def __iter__(self) -> Iterator[Sample]:
         """Yield {"input_ids": ids_T, "domain": index of its domain}; in this process, since weights change."""
@@ -412,7 +407,7 @@ def text_loader(
     fingerprint = {key: getattr(config, key) for key in ("max_seq_len", "num_eval_sequences")}
     total = sum(domain.weight for domain in config.domains)
     weights = [domain.weight / total for domain in config.domains]
-    dataset = MixedDomains(streams, weights, seed=seed, fingerprint=fingerprint, rank=rank, size=size)
+    dataset = MixedDomains(streams, weights, seed, fingerprint, rank, size)
     # Without its own generator, every new iterator would draw from torch's, which dropout and masks use.
     generator = torch.Generator()
     return DataLoader(dataset, batch_size=batch_size, collate_fn=collate, generator=generator), dataset

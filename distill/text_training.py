@@ -16,6 +16,7 @@ Shape suffixes used in this file:
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from math import ceil, isinf
 from typing import Any, cast
@@ -44,6 +45,7 @@ Losses = Mapping[str, float]
 LossesOfRows = Callable[[Mapping[str, Tensor]], Sequence[Tensor]]  # from a batch to the nats of each sequence's tokens
 
 
+@dataclass(eq=False)
 class DynamicLoading(Callback):
     """Measures the held-out loss of every domain at each interval and updates the weights by the recipe's rule.
 
@@ -56,23 +58,18 @@ class DynamicLoading(Callback):
         rates: Recipe key to lower if a loss is not finite.
     """
 
-    def __init__(
-        self,
-        domains: MixedDomains,
-        measure: Callable[[State], Losses],
-        *,
-        rule: str,
-        update_interval: str,
-        references: Losses,
-        rates: str,
-    ):
-        self.domains = domains
-        self.measure = measure
-        self.rule = rule
-        self.references = [references[name] for name in domains.names]
-        self.rates = rates
-        self.is_due = create_interval_scheduler(update_interval, include_end_of_training=False, checkpoint_events=False)
-        self.history: list[dict[str, Any]] = []  # of every update: batch, losses, and the weights after it
+    domains: MixedDomains
+    measure: Callable[[State], Losses]
+    rule: str
+    update_interval: str
+    references: Losses
+    rates: str
+    history: list[dict[str, Any]] = field(default_factory=list)  # of every update: batch, losses, weights after it
+
+    def __post_init__(self) -> None:
+        self.is_due = create_interval_scheduler(
+            self.update_interval, include_end_of_training=False, checkpoint_events=False
+        )
 
     def batch_end(self, state: State, logger: Logger) -> None:
         if self.is_due(state, Event.BATCH_END):
@@ -88,8 +85,8 @@ class DynamicLoading(Callback):
                     f"The held-out loss of text domain {name} is {measured[name]} after {batch} batches: training "
                     f"diverged. Lower {self.rates}."
                 )
-        losses = [measured[name] for name in names]
-        weights = agreed(RULES[self.rule](self.domains.weights, losses, self.references))
+        losses, references = ([each[name] for name in names] for each in (measured, self.references))
+        weights = agreed(RULES[self.rule](self.domains.weights, losses, references))
         self.domains.weights = weights
         self.history.append({"batch": batch, "losses": losses, "weights": weights})
         for name, loss, weight in zip(names, losses, weights, strict=True):

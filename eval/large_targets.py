@@ -358,6 +358,8 @@ def load_layered(folder: Path, *, dtype: str, device: str, holding: Holding) -> 
     require_whole_head(folder)
     weights = open_weights(folder, base_prefix=family.base_prefix)
     require_whole(weights, shape)
+
+    # The model without weights, then the resident ones.
     memory, cap = layer_memory(shape, dtype, keeps_scores=placed.type == "cpu"), cap_bytes(holding, placed)
     reject_small_cap(folder, memory, cap)
     if placed.type == "cpu":
@@ -409,7 +411,11 @@ def fill(model: PreTrainedModel, layers: Layers, shape: Shape, family: Family) -
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
     assert isinstance(head, nn.Linear)
     assert isinstance(embedding, nn.Embedding)
-    quicken(model, layers.dtype, layers.device)
+    if layers.device.type == "cpu" and slow_type() == layers.dtype:
+        # Linear layers multiply as in a whole model on this CPU, without the packed copy for few rows.
+        for each in model.modules():
+            if type(each) is nn.Linear:
+                each.forward = partial(quick_forward, each, None)  # pyright: ignore[reportAttributeAccessIssue]
     if not shape.tied:  # transformers ties even configs that only seem to state it
         head.weight = nn.Parameter(torch.empty_like(embedding.weight), requires_grad=False)
     words = family.weight("embedding")
@@ -428,15 +434,6 @@ def fill(model: PreTrainedModel, layers: Layers, shape: Shape, family: Family) -
         each.forward = partial(layers.embed, each, words, each.forward)  # pyright: ignore[reportAttributeAccessIssue]
     stored = words if shape.tied else family.weight("head")
     replaced(head, {"weight": stored}, layers, stack=len(prefixes(family)) - 1, number=HEAD)
-
-
-def quicken(model: nn.Module, dtype: torch.dtype, device: torch.device) -> None:
-    """Make linear layers multiply as in a whole model on this CPU, without the packed copy for few rows."""
-    if device.type != "cpu" or slow_type() != dtype:
-        return
-    for each in model.modules():
-        if type(each) is nn.Linear:
-            each.forward = partial(quick_forward, each, None)  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def prefixes(family: Family) -> list[str]:
@@ -461,24 +458,15 @@ def settle(model: PreTrainedModel, layers: Layers, family: Family, on_disk: set[
             else:
                 full = f"{family.renamed_modules.get(module, module)}.{kind}"
                 value = layers.placed(full, layers.weights.read(full))
-            give(model, held, kind, parameter, value)
+            given = nn.Parameter(value, requires_grad=False)
+            held.register_parameter(kind, given)
+            for each in model.modules():
+                for own, other in each.named_parameters(recurse=False):
+                    if other is parameter:
+                        each.register_parameter(own, given)
         for buffer_name, buffer in list(model.named_buffers()):
             module, _, kind = buffer_name.rpartition(".")
             model.get_submodule(module)._buffers[kind] = buffer.to(layers.device)  # noqa: SLF001
-
-
-def give(model: nn.Module, held: nn.Module, kind: str, parameter: nn.Parameter, value: Tensor) -> None:
-    given = nn.Parameter(value, requires_grad=False)
-    held.register_parameter(kind, given)
-    for module in model.modules():
-        for name, other in module.named_parameters(recurse=False):
-            if other is parameter:
-                module.register_parameter(name, given)
-
-
-def held_facts(holding: Holding) -> dict[str, Any]:
-    placed = {} if holding.placement == "whole" else {"placement": holding.placement}
-    return placed | holding.claimed
 
 
 def load_target(

@@ -137,17 +137,14 @@ def decoding_steps(models: Mapping[str, PreTrainedModel], setting: Setting, ks: 
 
 
 def prefill_steps(models: Mapping[str, PreTrainedModel], setting: Setting) -> dict[Kind, Step]:
+    def time_prefill(model: PreTrainedModel) -> float:
+        """Return seconds until the next token is known, from an empty cache."""
+        start_s = clock_s(model.device)
+        hold_context(model, setting)
+        return clock_s(model.device) - start_s
+
     length = len(setting.context_ids)
-    return {
-        Kind(name, length, is_prefill=True): partial(time_prefill, model, setting) for name, model in models.items()
-    }
-
-
-def time_prefill(model: PreTrainedModel, setting: Setting) -> float:
-    """Return seconds until the next token is known, from an empty cache."""
-    start_s = clock_s(model.device)
-    hold_context(model, setting)
-    return clock_s(model.device) - start_s
+    return {Kind(name, length, is_prefill=True): partial(time_prefill, model) for name, model in models.items()}
 
 
 def time_step(held: Held, num_tokens: int, *, whole: bool) -> float:
@@ -189,21 +186,21 @@ def time_together(
     rng: np.random.Generator,
     repetitions: Iterable[object],
     *,
-    max_warm_ups: int | None = None,
+    max_warm_ups: int = WARM_UP_LIMIT,
 ) -> Timed:
     """Time steps in interleaved repetitions, so that no model finds its weights warmer in a cache than in decoding.
 
     Args:
         rng: Draws the order of every repetition.
         repetitions: One item for each timed repetition; time spent by the iterator does not count.
-        max_warm_ups: Repetitions after which timing starts, stable or not; None for WARM_UP_LIMIT.
+        max_warm_ups: Repetitions after which timing starts, stable or not.
     """
 
     def run_once() -> dict[Kind, float]:
         kinds = list(steps)
         return {kinds[index]: steps[kinds[index]]() for index in rng.permutation(len(kinds))}
 
-    warm_up_repeats, is_settled = warm_up(lambda: sum(run_once().values()), limit=max_warm_ups)
+    warm_up_repeats, is_settled = warm_up(lambda: sum(run_once().values()), max_warm_ups)
     seconds: dict[Kind, list[float]] = {kind: [] for kind in steps}
     for _ in repetitions:
         for kind, elapsed_s in run_once().items():
@@ -211,9 +208,8 @@ def time_together(
     return Timed(seconds, warm_up_repeats, is_settled)
 
 
-def warm_up(run: Step, *, limit: int | None = None) -> tuple[int, bool]:
-    """Run until times settle, at most `limit` or WARM_UP_LIMIT times; return the number of runs and True if settled."""
-    limit = WARM_UP_LIMIT if limit is None else limit
+def warm_up(run: Step, limit: int = WARM_UP_LIMIT) -> tuple[int, bool]:
+    """Run until times settle, at most `limit` times; return the number of runs and True if settled."""
     totals_s: list[float] = []
     while len(totals_s) < limit:
         totals_s.append(run())

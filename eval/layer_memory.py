@@ -58,8 +58,8 @@ def layer_memory(shape: Shape, dtype: str, *, keeps_scores: bool = True) -> Laye
         keeps_scores: True if attention may materialise its scores, as on a CPU.
     """
     item, layer = DTYPE_BYTES[dtype], shape.parameters_per_layer()
-    blocks = {"encoder block": prod_sum(shape.encoder_layer_tensors()), "layer": layer}
-    parts = {**blocks, "output head": shape.head_rows * shape.hidden}
+    encoder_block = sum(map(prod, shape.encoder_layer_tensors().values()))
+    parts = {"encoder block": encoder_block, "layer": layer, "output head": shape.head_rows * shape.hidden}
     largest = max(parts, key=lambda name: parts[name])
     in_parts = shape.layers * layer + shape.encoder_parameters() + shape.vocab * shape.hidden
     head = 0 if shape.tied else parts["output head"]
@@ -77,10 +77,6 @@ def layer_memory(shape: Shape, dtype: str, *, keeps_scores: bool = True) -> Laye
         score_bytes=scores,
         bias_bytes=stacks * shape.heads * item if shape.buckets else 0,
     )
-
-
-def prod_sum(tensors: dict[str, tuple[int, ...]]) -> int:
-    return sum(map(prod, tensors.values()))
 
 
 def requested_bytes(holding: Holding) -> tuple[int, str] | None:

@@ -291,8 +291,10 @@ def series(title: str, lines: Series, xlabel: str, ylabel: str, *, dashed: Colle
             if label in dashed:
                 style |= {"markerfacecolor": "white", "linestyle": "--"}
             y = [value.value for value in values]
-            bars = error_bars(y, [value.interval for value in values])
-            axes.errorbar(x, y, yerr=bars, capsize=2, label=label, **style)
+            bounds = [value.interval or (value.value, value.value) for value in values]
+            below = [max(0.0, at - low) for at, (low, _) in zip(y, bounds, strict=True)]
+            above = [max(0.0, high - at) for at, (_, high) in zip(y, bounds, strict=True)]
+            axes.errorbar(x, y, yerr=(below, above), capsize=2, label=label, **style)
         if dashed:
             axes.axhline(1, color="black", linewidth=1)
         else:
@@ -301,15 +303,6 @@ def series(title: str, lines: Series, xlabel: str, ylabel: str, *, dashed: Colle
         axes.locator_params(axis="x", integer=True)
 
     return image(title, draw)
-
-
-def error_bars(
-    values: Sequence[float], intervals: Sequence[tuple[float, float] | None]
-) -> tuple[list[float], list[float]]:
-    """Return lengths below and above; 0 without an interval."""
-    low = [max(0.0, value - bounds[0]) if bounds else 0.0 for value, bounds in zip(values, intervals, strict=True)]
-    high = [max(0.0, bounds[1] - value) if bounds else 0.0 for value, bounds in zip(values, intervals, strict=True)]
-    return low, high
 
 
 def figures_by_k(drafts: Sequence[ScoredDraft], temperature: float) -> tuple[Image, Image, Image]:

@@ -6,7 +6,6 @@ wall-clock decoding, each token with its writer), and latency.json (step times a
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -17,7 +16,6 @@ from architectures.files import write_text
 from architectures.manifest import fingerprint_value
 from architectures.settings import WHOLE, Holding
 from architectures.sharing import ALONE, Share
-from eval import intervals
 from eval.acceptance_rates import (
     Responses,
     acceptance_row,
@@ -31,15 +29,9 @@ from eval.decoding.generate import Kind
 from eval.decoding.kv_cache import takes_rows
 from eval.decoding.sampling import Sampling
 from eval.decoding.speculative import LookupFirst, NgramLookup
-from eval.intervals import CONFIDENCE, INTERVALS, NUM_RESAMPLES, Resampling
-from eval.large_targets import held_facts, load_target
-from eval.latency import (
-    Grid,
-    Setting,
-    lack_of_memory,
-    measure_grid,
-    measure_latency,
-)
+from eval.intervals import CONFIDENCE, INTERVALS, NUM_RESAMPLES, RATIO_INTERVALS, Resampling
+from eval.large_targets import load_target
+from eval.latency import Grid, Setting, lack_of_memory, measure_grid, measure_latency
 from eval.machine import share_threads, torch_threads
 from eval.models import load_model, load_tokenizer, model_facts, require_same_tokenizer, stop_token_ids
 from eval.prompts import Prompt, tasks_record
@@ -68,12 +60,7 @@ from eval.scorecard_schema import (
 )
 from eval.scorecard_tables import find_warnings, scorecard_page
 from eval.side_by_side import write_examples
-from eval.speedup import (
-    StepTimes,
-    best_k,
-    break_even_alpha,
-    predicted_speedup,
-)
+from eval.speedup import StepTimes, best_k, break_even_alpha, predicted_speedup
 from eval.wall_clock import DRAFT, LiveResponse, LiveWay, best_lookup, compare_with_replay, decode_live, live_record
 
 GRID_NAME, EXAMPLES_NAME = "latency.json", "examples.json"
@@ -120,7 +107,6 @@ def score_drafts(
     for draft in drafts.values():
         require_same_tokenizer(target, draft)
     used = prompts[: config.num_prompts]
-    load = partial(load_target, target, dtype=config.dtype, holding=holding)
 
     with torch_threads(share_threads(share)):
         # Responses of the target, at every temperature.
@@ -129,7 +115,7 @@ def score_drafts(
         require_fitting([target, *drafts.values()], responses, out, config)
 
         # Exact acceptance of every draft along them.
-        target_model = load()
+        target_model = load_target(target, dtype=config.dtype, holding=holding)
         models = {name: load_model(folder, dtype=config.dtype) for name, folder in drafts.items()}
         along = {
             t: replay_drafts(target_model, models, group, sampling=Sampling.of(t, config.sampling), share=share)
@@ -144,8 +130,7 @@ def score_drafts(
     def measured() -> Scorecard:
         assert replayed is not None, "of the first process"
         with torch_threads(None):
-            how = {"out": out, "seed": seed, "holding": holding}
-            card = measure(replayed, target, drafts, prompts, config, **how)
+            card = measure(replayed, target, drafts, prompts, config, out=out, seed=seed, holding=holding)
         write_text(f"{markdown(scorecard_page(card))}\n", out / "scorecard.md")
         write_record(card, out / CARD_NAME)
         return card
@@ -205,9 +190,10 @@ def measure(
     pair = {TARGET: replayed.target, primary: replayed.drafts[primary]}
     grid, left_out = measure_batches(pair, text, config, resampling)
 
+    placement = None if holding.placement == "whole" else holding.placement
     card = Scorecard(
         warnings=(),
-        target=ScoredModel(**model_facts(target, replayed.target), **held_facts(holding)),
+        target=ScoredModel(**model_facts(target, replayed.target), bits=holding.bits, placement=placement),
         drafts=tuple(DraftModel(draft=name, **model_facts(drafts[name], replayed.drafts[name])) for name in drafts),
         prompts=prompts_section(prompts, responses, config),
         settings=Settings(
@@ -218,7 +204,7 @@ def measure(
             threads=torch.get_num_threads(),
             device=str(replayed.target.device),
             intervals=INTERVALS,
-            speedup_intervals=intervals.RATIO_INTERVALS,
+            speedup_intervals=RATIO_INTERVALS,
         ),
         acceptance=tuple(acceptance),
         differences=tuple(differences),
@@ -356,7 +342,11 @@ def measure_batches(
     Returns:
         The cells, None if there are no batches; and a warning for each batch that was left out.
     """
-    problems = {batch: batch_problem(models, batch, len(text_ids)) for batch in config.latency_batch_sizes}
+    problems = {
+        batch: lack_of_memory(models, batch=batch, context=len(text_ids)) for batch in config.latency_batch_sizes
+    }
+    if not all(takes_rows(model) for model in models.values()):
+        problems |= {batch: "this model type decodes one sequence at a time." for batch in problems if batch > 1}
     warnings = [f"Steps at batch {batch} were not timed: {why}" for batch, why in problems.items() if why is not None]
     batches = [batch for batch, why in problems.items() if why is None]
     if not batches:
@@ -366,13 +356,6 @@ def measure_batches(
     ks = sorted(ends | {k for k in config.num_speculative_tokens if k.bit_count() == 1})
     grid = Grid(batches, (len(text_ids),), ks, max(2, config.latency_repeats // 4), prefill=False)
     return measure_grid(models, text_ids, grid, resampling), warnings
-
-
-def batch_problem(models: Mapping[str, PreTrainedModel], batch: int, context: int) -> str | None:
-    """Return why a batch cannot be timed at this context; None if it can."""
-    if batch > 1 and not all(takes_rows(model) for model in models.values()):
-        return "this model type decodes one sequence at a time."
-    return lack_of_memory(models, batch=batch, context=context)
 
 
 def write_grid(grid: tuple[GridCell, ...] | None, card: Scorecard, out: Path) -> None:

@@ -186,17 +186,9 @@ def by_k(drafts: Sequence[ScoredDraft]) -> Table:
         for entry in draft.row(temperature).by_k:
             forecast = forecasts.at(entry.num_speculative_tokens)
             needed = forecast.break_even_alpha
-            rows.append(
-                (
-                    draft.label,
-                    f"{temperature:g}",
-                    entry.num_speculative_tokens,
-                    interval(entry.tau),
-                    interval(entry.utilisation),
-                    f"{forecast.predicted:.2f}x",
-                    "none" if needed is None else f"{needed:.3f}",
-                )
-            )
+            head = (draft.label, f"{temperature:g}", entry.num_speculative_tokens)
+            figures = (interval(entry.tau), interval(entry.utilisation), f"{forecast.predicted:.2f}x")
+            rows.append((*head, *figures, "none" if needed is None else f"{needed:.3f}"))
     columns = ("draft", "T", "k", "acceptance length", "accepted / drafted", "predicted", "break-even acceptance rate")
     return Table(columns, rows, "By number of speculative tokens (k)")
 
@@ -257,17 +249,8 @@ def differences(cards: Mapping[str, Scorecard]) -> Table | None:
         for row in card.differences:
             k = card.speedup_of(row.draft, row.temperature).best_k
             draft = row.draft if len(cards) == 1 else name
-            rows.append(
-                (
-                    f"{draft} − {row.baseline}",
-                    f"{row.temperature:g}",
-                    interval(row.alpha),
-                    interval(row.at(k)),
-                    k,
-                    interval(row.greedy_match),
-                    f"{row.greedy_match_p:.2g}",
-                )
-            )
+            head = (f"{draft} − {row.baseline}", f"{row.temperature:g}", interval(row.alpha), interval(row.at(k)), k)
+            rows.append((*head, interval(row.greedy_match), f"{row.greedy_match_p:.2g}"))
     first, *others = cards
     for name in others:
         rows += between_runs(first, name, cards[first], cards[name])
@@ -278,13 +261,12 @@ def differences(cards: Mapping[str, Scorecard]) -> Table | None:
 def between_runs(first: str, name: str, baseline: Scorecard, card: Scorecard) -> list[tuple[object, ...]]:
     """Return rows of a run's draft minus that of the first, at temperatures at which both have the same responses."""
     rows, resampling = [], card.settings.resampling
-    for temperature in card.temperatures:
-        same_prompts = card.prompts.ids_sha256 == baseline.prompts.ids_sha256
-        if temperature not in baseline.temperatures or not same_prompts:
+    same_prompts = card.prompts.ids_sha256 == baseline.prompts.ids_sha256
+    for temperature in card.temperatures if same_prompts else ():
+        ids = {each.prompts.ids_at(temperature) for each in (card, baseline) if temperature in each.temperatures}
+        if temperature not in baseline.temperatures or len(ids) > 1:
             continue
         ours, theirs = (each.row(each.primary, temperature).by_prompt for each in (card, baseline))
-        if ours is None or theirs is None or card.prompts.ids_at(temperature) != baseline.prompts.ids_at(temperature):
-            continue
         k = card.speedup_of(card.primary, temperature).best_k
         lengths = "–"
         if k in baseline.latency.ks:
@@ -315,13 +297,7 @@ def models(cards: Mapping[str, Scorecard | RecordedScorecard]) -> Table:
             model.hidden,
             f"{model.parameters:,}",
             "whole" if model.head_vocab_size is None else f"{model.head_vocab_size:,} tokens",
-            ", ".join(
-                [
-                    model.dtype,
-                    *([f"{model.bits}-bit"] if model.bits else []),
-                    *([model.placement] if model.placement else []),
-                ]
-            ),
+            ", ".join(filter(None, [model.dtype, f"{model.bits}-bit" if model.bits else None, model.placement])),
             model.fingerprint[:12],
         )
         for role, model in named.values()
@@ -370,15 +346,10 @@ def recorded_results(cards: Mapping[str, RecordedScorecard]) -> Table:
     rows, coverages = [], []
     for name, card in cards.items():
         for row in card.acceptance:
+            head = (name, f"{row.temperature:g}", row.rule, interval(row.accept_rate))
             for entry in row.by_k:
-                cells = (
-                    name,
-                    f"{row.temperature:g}",
-                    row.rule,
-                    interval(row.accept_rate),
-                    entry.num_speculative_tokens,
-                )
-                rows.append((*cells, interval(entry.tau), interval(entry.utilisation)))
+                figures = (entry.num_speculative_tokens, interval(entry.tau), interval(entry.utilisation))
+                rows.append((*head, *figures))
                 coverages.append(row.coverage)
     columns = ("draft", "T", "acceptance method", "acceptance rate", "k", "acceptance length", "accepted / drafted")
     return with_column(Table(columns, rows, "Results on recorded responses"), "vocabulary coverage", coverages)

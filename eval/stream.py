@@ -5,7 +5,7 @@ import random
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
-from itertools import accumulate, chain, islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import BinaryIO, Literal, NamedTuple
 
@@ -162,13 +162,7 @@ def smooth(sets: Sequence[Sequence[Named]], *, seed: int) -> Iterator[Named]:
     for number in range(total):
         left = [index for index, count in enumerate(remaining) if count]
         weights = smooth_probabilities(number / total, len(sets))
-        chosen = draw_index(left, [weights[index] for index in left], draws.random())
+        left_weights = [weights[index] for index in left]
+        [chosen] = draws.choices(left, left_weights if any(left_weights) else None)
         remaining[chosen] -= 1
         yield next(rows[chosen])
-
-
-def draw_index(indices: Sequence[int], weights: Sequence[float], draw: float) -> int:
-    """Return a random index by weight, uniformly if all weights are zero; draw is in [0, 1)."""
-    bounds = list(accumulate(weights)) if sum(weights) else list(range(1, len(indices) + 1))
-    pairs = zip(indices, bounds, strict=True)
-    return next((index for index, bound in pairs if draw * bounds[-1] < bound), indices[-1])

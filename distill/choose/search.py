@@ -40,7 +40,6 @@ from distill.stage_inputs import sources_as_input
 from eval.speedup import Prospect, Ranked, drawn_times, prospect, ranking, step_times
 
 if TYPE_CHECKING:
-    from eval.config import EvalConfig
     from eval.intervals import Resampling
     from eval.scorecard_schema import Scorecard, ScoredLatency
 
@@ -96,18 +95,12 @@ def choose(path: Path, overrides: Sequence[str], settings: ChooseSettings, share
 
     # The winner's recipe.
     if share.leads:
-        winner = next(iter(found[earlier or ""])).draft
-        out = settings.out or trials_folder(run) / RECIPE_NAME
-        save_recipe(chosen_recipe(recipe, candidates, winner), out)
-        print(f"\n{out}: the recipe of {winner}. Next: widedraft run {out}")
-
-
-def chosen_recipe(recipe: Recipe, candidates: Sequence[Candidate], name: str) -> Recipe:
-    [winner] = [candidate for candidate in candidates if candidate.name == name]
-    run_name = f"{recipe.run_name}-{winner.name}"
-    run_dir = str(Path(recipe.run_dir).with_name(run_name))
-    changes = {"architecture": winner.recipe.architecture, "run_name": run_name, "run_dir": run_dir}
-    return recipe.model_copy(update=changes)
+        [winner] = [each for each in candidates if each.name == found[earlier or ""][0].draft]
+        run_name, out = f"{recipe.run_name}-{winner.name}", settings.out or trials_folder(run) / RECIPE_NAME
+        run_dir = str(Path(recipe.run_dir).with_name(run_name))
+        changes = {"architecture": winner.recipe.architecture, "run_name": run_name, "run_dir": run_dir}
+        save_recipe(recipe.model_copy(update=changes), out)
+        print(f"\n{out}: the recipe of {winner.name}. Next: widedraft run {out}")
 
 
 # --- step times ----------------------------------------------------------------------------------------------------
@@ -122,14 +115,7 @@ def measured_steps(
         UserError: If the models do not fit into memory, or do not support the batch size.
     """
     from eval.large_targets import load_target
-    from eval.latency import (
-        Setting,
-        measure_latency,
-        repeated,
-        require_memory,
-        require_rows,
-        untrained_models,
-    )
+    from eval.latency import Setting, measure_latency, repeated, require_memory, require_rows, untrained_models
     from eval.machine import torch_threads
     from eval.models import load_tokenizer
     from eval.pair import PROMPTS
@@ -181,7 +167,8 @@ def worth_training(
         better = [
             each
             for each in kept
-            if contains(each.shape, small.shape)
+            if each.shape != small.shape
+            and all(getattr(each.shape, part) >= getattr(small.shape, part) for part in (*SIZES, "head_rows"))
             and float((steps[each.name] <= steps[small.name]).all(axis=1).mean()) >= SURE
         ]
         if better:
@@ -189,12 +176,6 @@ def worth_training(
             out.append(LeftOut(small.name, f"{best.name} is at least as large in every size and no slower"))
     names = {each.candidate for each in out}
     return [each for each in kept if each.name not in names], out
-
-
-def contains(large: Shape, small: Shape) -> bool:
-    """Return True if one shape is at least as large as another in every dimension, and larger in some."""
-    parts = (*SIZES, "head_rows")
-    return large != small and all(getattr(large, part) >= getattr(small, part) for part in parts)
 
 
 # --- training runs -------------------------------------------------------------------------------------------------
@@ -274,7 +255,9 @@ def score_candidates(run: Run, drafts: Mapping[str, Path], length: str) -> "Scor
     from eval.scorecard import score_drafts
     from eval.scorecard_schema import CARD_NAME, read_scorecard
 
-    share, seed, config = run.share, run.recipe.seed, scoring_of(run)
+    # Without measurements that a ranking does not use.
+    config = run.recipe.eval.model_copy(update={"latency_batch_sizes": (), "wall_clock_prompts": 1})
+    share, seed = run.share, run.recipe.seed
     share.lead(run.begin)
     scored = Artifact(trials_folder(run) / length / "eval", ARTIFACTS["eval"])
     inputs: dict[str, Any] = {
@@ -285,24 +268,17 @@ def score_candidates(run: Run, drafts: Mapping[str, Path], length: str) -> "Scor
         "seed": str(seed),
     }
     if not share.lead(lambda: scored.is_current(inputs)):
-        share.lead(lambda: link_responses(run, scored.path))
+        # The scorecards of all lengths share the target's responses.
+        responses = trials_folder(run) / "responses"
+        if share.leads:
+            responses.mkdir(parents=True, exist_ok=True)
+            link(responses, scored.path / responses.name)
+        share.meet()
         with responses_by(run.recipe.generate) as kind:
             how = {"seed": seed, "generated_by": kind, "holding": run.recipe.target.holding, "share": share}
             score_drafts(run.target, drafts, eval_prompts(run), config, scored.path, **how)
         share.lead(lambda: run.record(scored, inputs))
     return read_scorecard(scored.path / CARD_NAME)
-
-
-def scoring_of(run: Run) -> "EvalConfig":
-    """Return the recipe's evaluation settings, without measurements that a ranking does not use."""
-    return run.recipe.eval.model_copy(update={"latency_batch_sizes": (), "wall_clock_prompts": 1})
-
-
-def link_responses(run: Run, scored: Path) -> None:
-    """Share the target's responses among the scorecards of all lengths."""
-    responses = trials_folder(run) / "responses"
-    responses.mkdir(parents=True, exist_ok=True)
-    link(responses, scored / responses.name)
 
 
 def in_play(ranked: Sequence[Ranked]) -> list[Ranked]:
@@ -346,22 +322,15 @@ def print_steps(
 
 
 def print_ranking(ranked: Sequence[Ranked], length: str) -> None:
+    from eval.scorecard_tables import with_bounds
+
     playing = {each.draft for each in in_play(ranked)}
     rows = []
     for each in ranked:
-        interval = "" if each.interval is None else f" [{each.interval[0]:.2f}, {each.interval[1]:.2f}]"
-        speed = f"{each.speedup:.2f}x{interval}"
+        speed = with_bounds(each.speedup, each.interval, 2, "x")
         state = "in play" if each.draft in playing else "out"
-        rows.append(
-            (
-                each.draft,
-                each.num_speculative_tokens,
-                speed,
-                f"{each.tokens_per_s:.1f}",
-                f"{each.first_share:.0%}",
-                state,
-            )
-        )
+        figures = (each.num_speculative_tokens, speed, f"{each.tokens_per_s:.1f}", f"{each.first_share:.0%}")
+        rows.append((each.draft, *figures, state))
     columns = ("candidate", "k", "predicted speedup", "tokens/s", "fastest in draws", "")
     print(terminal(Table(columns, rows, f"After {length} of training")), flush=True)
 

@@ -8,6 +8,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ from distill.online.serving import (
     RecordedRequests,
     RequestRecord,
     Served,
+    online_of,
     open_server,
     read_records,
     recorded_stream,
@@ -56,7 +58,6 @@ from eval.intervals import (
     NUM_RESAMPLES,
     Array,
     Columns,
-    Estimate,
     Resampling,
     least_units,
     paired_ratio_difference,
@@ -64,6 +65,7 @@ from eval.intervals import (
     t_bound,
 )
 from eval.models import default_device, load_model, require_same_tokenizer
+from eval.scorecard_tables import interval
 from eval.stream import open_stream
 
 FOLDER, RECORDS, TABLE = "online", "records.jsonl", "comparison.md"  # in the run directory
@@ -75,6 +77,7 @@ COMPARED_SHARE = 0.25  # of each source's requests, the last ones
 Batch = dict[str, Tensor]
 
 
+@dataclass(eq=False)
 class RequestFeed(IterableDataset[Batch]):
     """One batch per optimiser step; requests are served when the first batch of the next update is requested.
 
@@ -86,18 +89,16 @@ class RequestFeed(IterableDataset[Batch]):
         batch_size: Requests per step on this process.
     """
 
-    def __init__(
-        self, requests: RecordedRequests | LiveRequests, online: OnlineConfig, *, seed: int, batch_size: int
-    ) -> None:
-        self.requests = requests
-        self.journal = requests.journal
-        self.positions: Positions = online.positions
-        self.steps = online.steps_per_update
-        self.seed = seed
-        self.batch_size = batch_size
-        self.batches = 0  # yielded since training began
-        self.interval: list[Served] = []  # requests of the current update
-        self.ended = False
+    requests: RecordedRequests | LiveRequests
+    online: OnlineConfig
+    seed: int
+    batch_size: int
+    batches: int = 0  # yielded since training began
+    interval: list[Served] = field(default_factory=list)  # requests of the current update
+    ended: bool = False
+
+    def __post_init__(self) -> None:
+        self.journal, self.steps = self.requests.journal, self.online.steps_per_update
 
     def __iter__(self) -> Iterator[Batch]:
         while True:
@@ -114,7 +115,7 @@ class RequestFeed(IterableDataset[Batch]):
                     return
             old = self.draw_old(update)
             self.batches += 1
-            yield batch_of([*self.interval, *self.journal.read(old)], self.positions)
+            yield batch_of([*self.interval, *self.journal.read(old)], self.online.positions)
 
     def first_kept(self, updates: int) -> int:
         """Return the oldest request in the buffer after some updates, as an index among this process's requests."""
@@ -327,12 +328,6 @@ class Updates(Callback):
         self.feed.requests.close()
 
 
-def online_of(run: Run) -> OnlineConfig:
-    online = run.recipe.distill.online
-    assert online is not None, "a recipe in online mode has them"
-    return online
-
-
 def request_training(
     run: Run, model: DistillModel, optimizer: Optimizer, *, batch_size: int
 ) -> tuple[DataSpec, list[Callback], str]:
@@ -462,13 +457,8 @@ def comparison(by_draft: Mapping[str, Sequence[RequestRecord]], resampling: Resa
                 if not records:
                     cells += ["–", "–"]
                     continue
-                cells.append(cell(pooled_ratio(*columns(records), resampling)))
+                cells.append(interval(pooled_ratio(*columns(records), resampling)))
                 gain = paired_ratio_difference(columns(records), columns(last[first]), resampling)
-                cells.append("–" if name == first else cell(gain))
+                cells.append("–" if name == first else interval(gain))
             rows.append(cells)
     return Table(("source", "draft", "requests", "alpha", "gain in alpha", "tau", "gain in tau"), rows)
-
-
-def cell(estimate: Estimate) -> str:
-    low_high = "" if estimate.interval is None else f" [{estimate.interval[0]:.3f}, {estimate.interval[1]:.3f}]"
-    return f"{estimate.value:.3f}{low_high}"

@@ -43,6 +43,7 @@ from distill.chunked_loss import Head, head_of
 from distill.data.batches import Example, ResponseDataset
 from distill.process import report_user_errors
 from distill.recipe.recipe import Recipe, load_recipe
+from distill.recipe.sections import OnlineConfig
 from distill.run import Run
 from distill.teacher_cache import TeacherCache
 from eval.chat import render_prompt
@@ -241,6 +242,12 @@ class RecordedStream(Sequence[Recorded]):
         return len(self.order)
 
 
+def online_of(run: Run) -> OnlineConfig:
+    online = run.recipe.distill.online
+    assert online is not None, "a recipe in online mode has it"
+    return online
+
+
 def recorded_stream(run: Run) -> RecordedStream:
     """Load the stream's requests with the responses and hidden states of the run.
 
@@ -251,8 +258,7 @@ def recorded_stream(run: Run) -> RecordedStream:
     """
     from composer.utils import dist  # imported here: the process that serves requests need not import Composer
 
-    online, folder, longest = run.recipe.distill.online, run.data.path, run.recipe.data.max_seq_len
-    assert online is not None, "a recipe in online mode has it"
+    online, folder, longest = online_of(run), run.data.path, run.recipe.data.max_seq_len
     traces = [trace for trace in read_traces(folder, "train") if len(trace.prompt_ids) < longest]
     cache = TeacherCache(run.teacher_cache.path, "train")
     cache.require_examples(ResponseDataset(traces, max_seq_len=longest).examples)
@@ -471,8 +477,7 @@ class OnlineServer:
 
 
 def open_server(run: Run, draft: Path, *, rank: int) -> OnlineServer:
-    recipe, online = run.recipe, run.recipe.distill.online
-    assert online is not None
+    recipe, online = run.recipe, online_of(run)
     device = f"cuda:{rank % torch.cuda.device_count()}" if torch.cuda.is_available() else "cpu"
     load = partial(load_model, dtype=recipe.target.dtype, device=device)
     target, proposer = load(run.target, bits=recipe.target.bits), load(draft)
@@ -487,9 +492,7 @@ def requests_of(run: Run, *, first: int, world: int) -> Iterator[OnlineRequest]:
         UserError: As `open_stream`; also if a prompt leaves no token for a response within data.max_seq_len.
     """
     recipe, tokenizer = run.recipe, load_tokenizer(run.target)
-    online = recipe.distill.online
-    assert online is not None
-    for request in open_stream(online.stream, seed=recipe.seed, start=first):
+    for request in open_stream(online_of(run).stream, seed=recipe.seed, start=first):
         if (request.number - first) % world:
             continue
         kwargs = recipe.data.chat_template_kwargs[request.number % len(recipe.data.chat_template_kwargs)]
@@ -615,8 +618,8 @@ class LiveRequests:
 
 
 def serve(recipe: Recipe, folder: Path, draft: PublishedDraft, *, rank: int, world: int) -> None:
-    run, online = Run.of(recipe), recipe.distill.online
-    assert online is not None
+    run = Run.of(recipe)
+    online = online_of(run)
     journal = Journal(folder, rank, world, online.update_interval)
     inbox = DraftInbox(open_server(run, run.init.path, rank=rank), draft, waits=online.waits, own=journal.own)
     served = journal.num_served()

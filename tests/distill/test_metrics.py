@@ -12,10 +12,10 @@ from distill.metrics import (
     PooledOverResponses,
     Response,
     acceptance_prob,
-    alpha_terms,
     eval_metrics,
     expected_acceptance,
     greedy_match,
+    mean_terms,
     quantities_of_rows,
     responses_of,
 )
@@ -140,7 +140,7 @@ def test_a_batch_is_split_into_its_responses():
     assert whole.alpha == pytest.approx(expected_acceptance(logits(1), logits(2)).numpy())
     assert whole.match == pytest.approx(greedy_match(logits(1), logits(2)).numpy())
     assert whole.accept == pytest.approx(acceptance_prob(logits(1), logits(2), ids, temperature=1.0).numpy())
-    assert alpha_terms(whole)[1] == 5
+    assert mean_terms(whole, name="alpha")[1] == 5
 
 
 def fields(one: Response) -> tuple:
