@@ -74,16 +74,6 @@ def is_whole(folder: Path) -> bool:
     return read_manifest(folder) is not None and not ill_sized_files(folder)
 
 
-def reject_ill_sized(folder: Path) -> None:
-    """Raise UserError if a file is missing or truncated."""
-    damaged = ill_sized_files(folder)
-    if damaged:
-        raise UserError(
-            f"{folder / damaged[0]}: missing or of the wrong size, as are {len(damaged)} files in total. "
-            f"Run {command_of('cache')}: it writes them again."
-        )
-
-
 def verify_files(folder: Path) -> int:
     """Verify the checksums of a finished cache; return the number of files.
 

@@ -52,11 +52,6 @@ from distill.estimate import head_flops
 from distill.losses import GPU_CHUNKS, chunk_size
 
 FunctionOfRows = Callable[[Tensor, slice], Tensor]
-GRADIENT_DTYPES = (
-    None,
-    torch.float32,
-    torch.float32,
-)  # hidden states: in their own dtype, since each row is written once; sums in float32
 
 
 @dataclass(frozen=True)
@@ -195,19 +190,30 @@ class ChunkedSum(torch.autograd.Function):
     def forward(ctx: Any, hidden_AH: Tensor, weight_VH: Tensor, bias_V: Tensor | None, job: Job) -> Tensor:
         dtype = product_dtype(hidden_AH)
         inputs = (hidden_AH, weight_VH, bias_V)
-        ctx.gradients = gradients = [
+        dtypes = (None, torch.float32, torch.float32)  # rows of hidden states are written once; the rest are sums
+        ctx.gradients = of_hidden_AH, of_weight_VH, of_bias_V = [
             torch.zeros_like(tensor, dtype=kept) if tensor is not None and needed else None
-            for tensor, needed, kept in zip(inputs, ctx.needs_input_grad, GRADIENT_DTYPES, strict=False)
+            for tensor, needed, kept in zip(inputs, ctx.needs_input_grad, dtypes, strict=False)
         ]
         ctx.dtypes = [None if tensor is None else tensor.dtype for tensor in inputs]
         total = torch.zeros((), device=hidden_AH.device)
         with torch.autocast(hidden_AH.device.type, enabled=False):
             head = job.head.frozen(dtype)
+            weight_VH, _ = head.used()
             for rows in chunks(len(hidden_AH), job.chunk_tokens):
                 hidden_CH = hidden_AH[rows].to(dtype)
                 loss, grad_CV = loss_and_gradient(hidden_CH, head, job, rows)
                 total += loss
-                add_gradients(gradients, rows, grad_CV, hidden_CH, head.used()[0])
+
+                # Accumulate the required gradients from those of the chunk's logits.
+                if of_hidden_AH is not None:
+                    of_hidden_AH[rows] = (grad_CV @ weight_VH).to(of_hidden_AH.dtype)
+                if of_weight_VH is not None and grad_CV.dtype == torch.float32:
+                    of_weight_VH[: len(weight_VH)].addmm_(grad_CV.T, hidden_CH)  # without a second matrix of that size
+                elif of_weight_VH is not None:
+                    of_weight_VH[: len(weight_VH)] += grad_CV.T @ hidden_CH
+                if of_bias_V is not None:
+                    of_bias_V[: len(weight_VH)] += grad_CV.sum(dim=0, dtype=torch.float32)
         return total
 
     @staticmethod
@@ -234,24 +240,6 @@ def loss_and_gradient(hidden_CH: Tensor, head: Head, job: Job, rows: slice) -> t
         loss = job.loss_of_rows(head.shaped(logits_CV), rows).sum()
     (grad_CV,) = torch.autograd.grad(loss, logits_CV)
     return loss.detach(), grad_CV
-
-
-def add_gradients(
-    gradients: list[Tensor | None], rows: slice, grad_CV: Tensor, hidden_CH: Tensor, weight_VH: Tensor
-) -> None:
-    """Accumulate the required gradients from those of a chunk's logits."""
-    of_hidden_AH, of_weight_VH, of_bias_V = gradients
-    vocab_size = len(weight_VH)
-    if of_hidden_AH is not None:
-        of_hidden_AH[rows] = (grad_CV @ weight_VH).to(of_hidden_AH.dtype)
-    if of_weight_VH is not None:
-        used_VH = of_weight_VH[:vocab_size]
-        if grad_CV.dtype == torch.float32:
-            used_VH.addmm_(grad_CV.T, hidden_CH)  # without a second matrix of that size
-        else:
-            used_VH += grad_CV.T @ hidden_CH
-    if of_bias_V is not None:
-        of_bias_V[:vocab_size] += grad_CV.sum(dim=0, dtype=torch.float32)
 
 
 def product_dtype(hidden_AH: Tensor) -> torch.dtype:

@@ -5,7 +5,6 @@ the maximum that the recipe allows.
 """
 
 import re
-import shutil
 import subprocess
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -133,16 +132,12 @@ def processor_device_name() -> str:
 
 def gpu_name() -> str | None:
     """Return the name of the first GPU by nvidia-smi; None without one."""
-    program = shutil.which("nvidia-smi")
-    if program is None:
-        return None
-    command = [program, "--query-gpu=name", "--format=csv,noheader"]
+    command = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=10)
-    except (OSError, subprocess.TimeoutExpired):
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=10)
+    except (OSError, subprocess.SubprocessError):
         return None
-    names = done.stdout.splitlines() if done.returncode == 0 else []
-    return names[0].strip() if names else None
+    return done.stdout.partition("\n")[0].strip() or None
 
 
 # --- counts: prompts, responses, steps -----------------------------------------------------------------------------

@@ -59,8 +59,8 @@ from distill.cache_files import (
     FORMAT,
     FileRecord,
     hint,
+    ill_sized_files,
     record_file,
-    reject_ill_sized,
     require_same_capture,
 )
 from distill.chunked_loss import Head, ResponseLogits, head_of, logit_divisor
@@ -240,7 +240,12 @@ class TeacherCache:
     """
 
     def __init__(self, folder: Path, name: str):
-        reject_ill_sized(folder)
+        damaged = ill_sized_files(folder)
+        if damaged:
+            raise UserError(
+                f"{folder / damaged[0]}: missing or of the wrong size, as are {len(damaged)} files in total. "
+                f"Run {command_of('cache')}: it writes them again."
+            )
         splits = checked(SPLITS, (read_manifest(folder) or {}).get("splits"), f"{folder}: splits", hint())
         if name not in splits:
             raise UserError(

@@ -138,35 +138,29 @@ class Layers:
     keeps_head: bool = False
 
     def run(self, part: DiskPart, *args: Any, **kwargs: Any) -> Any:
-        def compute() -> Any:
-            with self.loading(part):
-                return part.forward(*args, **kwargs)
-
+        if self.kept is not None and part.number not in (HEAD, self.turn):
+            return self.kept[part.stack]
+        with self.loading(part):
+            output = part.forward(*args, **kwargs)
         if self.kept is None or part.number == HEAD:
-            return compute()
-        if part.number == self.turn:
-            self.kept[part.stack] = compute()
-            raise PausedError
-        return self.kept[part.stack]
+            return output
+        self.kept[part.stack] = output
+        raise PausedError
 
     def embed(self, module: nn.Embedding, name: str, forward: Callable[[Tensor], Tensor], ids: Tensor) -> Tensor:
         """Embed ids, reading only their rows."""
-
-        def compute() -> Tensor:
-            unique, places = ids.unique(return_inverse=True)
-            with torch.inference_mode(mode=False):
-                rows = self.placed(name, self.weights.read_rows(name, unique.tolist()))
-            absent, module.weight.data = module.weight.data, rows
-            try:
-                return forward(places)
-            finally:
-                module.weight.data = absent
-
         stack, self.embedded = self.embedded, self.embedded + 1
-        if self.kept is None or stack not in self.kept:
-            return compute()
-        given = self.kept[stack]  # any tensor of its size, once the stack's first layer has run
-        return given[0] if isinstance(given, tuple) else given
+        if self.kept is not None and stack in self.kept:
+            given = self.kept[stack]  # any tensor of its size, once the stack's first layer has run
+            return given[0] if isinstance(given, tuple) else given
+        unique, places = ids.unique(return_inverse=True)
+        with torch.inference_mode(mode=False):
+            rows = self.placed(name, self.weights.read_rows(name, unique.tolist()))
+        absent, module.weight.data = module.weight.data, rows
+        try:
+            return forward(places)
+        finally:
+            module.weight.data = absent
 
     @contextmanager
     def interrupted(self, turn: int, kept: dict[int, Any]) -> Iterator[None]:
@@ -322,14 +316,13 @@ def access_to(model: PreTrainedModel, folder: Path) -> Access | None:
         return None
     family = FAMILIES[model.config.model_type]
     weights = open_weights(folder, base_prefix=family.base_prefix)
-    weight_of = partial(stored, weights, family, model.dtype, model.device)
-    return Access(weight_of, None if layers_of(model) is None else read_in_layers)
 
+    def stored(name: str) -> Tensor:
+        module, _, kind = name.rpartition(".")
+        tensor = weights.read(f"{family.renamed_modules.get(module, module)}.{kind}")
+        return tensor.to(model.dtype).to(model.device)
 
-def stored(weights: Weights, family: Family, dtype: torch.dtype, device: torch.device, name: str) -> Tensor:
-    module, _, kind = name.rpartition(".")
-    tensor = weights.read(f"{family.renamed_modules.get(module, module)}.{kind}")
-    return tensor.to(dtype).to(device)
+    return Access(stored, None if layers_of(model) is None else read_in_layers)
 
 
 def read_in_layers(watch: Watch, readings: Sequence[Reading]) -> Iterator[None]:
@@ -494,15 +487,8 @@ def load_spread(folder: Path, *, dtype: str, holding: Holding) -> PreTrainedMode
     Layers run where they are; those in CPU memory or on disk are moved to a GPU, or to the CPU, each time they run.
 
     Raises:
-        UserError: If there are several processes, its family is unknown, or a cap is smaller than a layer.
+        UserError: If its family is unknown, or a cap is smaller than a layer.
     """
-    processes = int(os.environ.get("WORLD_SIZE", "1"))
-    if processes > 1:
-        raise UserError(
-            f"target.placement is spread with {processes} processes, each of which would use all devices "
-            "of the machine. Start one process, or set target.placement to layers."
-        )
-
     # The computing device may take the recipe's limit, and must hold the largest layer whole.
     num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     computing: list[int | str] = [*range(num_gpus)] if num_gpus else ["cpu"]

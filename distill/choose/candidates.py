@@ -140,36 +140,29 @@ def candidates_of(recipe: Recipe, source: Shape, settings: ChooseSettings) -> tu
     out: list[LeftOut] = []
     for depth, width, vocabulary in product(depths, widths, vocabularies(recipe, source, settings)):
         changed = [f"-{value}-{axis}" for axis, value in width.items() if value != own[axis]]
-        body, numbers = f"{depth}-layers{''.join(changed)}", {"layers": depth, **with_kv_heads(width, own, source)}
+        body = f"{depth}-layers{''.join(changed)}"
+        sizes_set = {**dict.fromkeys(REPLACED), "layers": depth, **with_kv_heads(width, own, source)}
+        architecture = wanted.model_copy(update=sizes_set)
         try:
-            candidate = candidate_of(recipe, source, body, numbers, vocabulary)
+            shape = with_requested_head(draft_shape(source, architecture), vocabulary)
         except UserError as error:
             if len(widths) == 1 or depth > source.layers:
                 raise
             out.append(LeftOut(body, f"cannot be pruned: {error}"))
             continue
-        count = candidate.shape.parameters()
+        name, count = body if vocabulary is None else f"{body}-{shape.head_vocab}-ids", shape.parameters()
         if settings.max_parameters is not None and count > settings.max_parameters:
-            out.append(LeftOut(candidate.name, f"has {count:,} parameters, more than {settings.max_parameters:,}"))
-        else:
-            found.append(candidate)
+            out.append(LeftOut(name, f"has {count:,} parameters, more than {settings.max_parameters:,}"))
+            continue
+        changes: dict[str, str | ArchitectureConfig] = {
+            "run_name": f"{recipe.run_name}-{name}",
+            "run_dir": str(trials_folder(Run.of(recipe)) / name),
+            "architecture": architecture.model_copy(update={"vocabulary": vocabulary}),
+        }
+        found.append(Candidate(name, shape, recipe.model_copy(update=changes)))
     if not found:
         raise UserError(f"{out[0].candidate}, like all candidates: {out[0].reason} Choose other sizes.")
     return found, out
-
-
-def candidate_of(
-    recipe: Recipe, source: Shape, body: str, sizes: Mapping[str, int], vocabulary: VocabularyConfig | None
-) -> Candidate:
-    wanted = recipe.architecture.model_copy(update={**dict.fromkeys(REPLACED), **sizes})
-    shape = with_requested_head(draft_shape(source, wanted), vocabulary)
-    name = body if vocabulary is None else f"{body}-{shape.head_vocab}-ids"
-    changes: dict[str, str | ArchitectureConfig] = {
-        "run_name": f"{recipe.run_name}-{name}",
-        "run_dir": str(trials_folder(Run.of(recipe)) / name),
-        "architecture": wanted.model_copy(update={"vocabulary": vocabulary}),
-    }
-    return Candidate(name, shape, recipe.model_copy(update=changes))
 
 
 def trials_folder(run: Run) -> Path:

@@ -49,6 +49,7 @@ SHORTEST = 256  # slots of a cache
 WARM_UPS = 3  # passes before a capture, as in torch's manual: libraries choose kernels and allocate memory in them
 MOST_OF_FREE = 0.75  # of a GPU's memory for a cache; prefill needs the rest
 
+StepsKey = tuple[PreTrainedModel, int, int]  # model, rows and capacity of its cache
 CapturedStep = Callable[[Tensor, Tensor], Tensor]  # ids_BT, positions_BT -> logits, which the next step may overwrite
 Run = Callable[[], Tensor]
 Recorder = Callable[[Run], tuple[Callable[[], None], Tensor]]  # replays a pass; its output logits
@@ -113,16 +114,15 @@ class CapturedSteps:
 
     def __init__(self, recorder_on: Callable[[torch.device], Recorder] = CudaRecorder) -> None:
         self.recorder_on = recorder_on
-        self.recorders: dict[int, Recorder] = {}  # by the id of a model
-        self.models: dict[int, PreTrainedModel] = {}  # by id; keeps the model alive so that its id is not reused
-        self.free: dict[tuple[int, int, int], list[MadeSteps]] = {}  # by model, rows and capacity; the oldest first
+        self.recorders: dict[PreTrainedModel, Recorder] = {}
+        self.free: dict[StepsKey, list[MadeSteps]] = {}  # the oldest first
 
     def require(self, model: PreTrainedModel) -> None:
         """Raise UserError if a model's steps cannot be captured; call before measuring anything."""
         if (reason := why_not_captured(model)) is not None:
             raise UserError(f"{reason} Remove --capture.")
-        if id(model) not in self.recorders:
-            self.recorders[id(model)] = self.recorder_on(model.device)
+        if model not in self.recorders:
+            self.recorders[model] = self.recorder_on(model.device)
 
     def forget(self) -> None:
         self.free.clear()
@@ -139,9 +139,8 @@ class CapturedSteps:
     ) -> Sequencer:
         """Return a sequencer with every step captured; see eval.decoding.kv_cache.open_sequencer and `require`."""
         self.require(model)
-        self.models[id(model)] = model
         rows, capacity = len(prompts), captured_capacity(capacity)
-        free = self.free.setdefault((id(model), rows, capacity), [])
+        free = self.free.setdefault((model, rows, capacity), [])
         made = free.pop(0) if free else MadeSteps(new_row_cache(model, rows=rows, capacity=capacity))
         for feed in sorted(set(feeds) - made.steps.keys()):
             made.steps[feed] = self.make(model, made.cache, feed, rows=rows)
@@ -154,7 +153,7 @@ class CapturedSteps:
         tokens, whole = feed
         ids_BT, positions_BT = filling(model, rows=rows, tokens=tokens)
         run = partial(forward, model, ids_BT, positions_BT, cache, Sight.of(model), width=cache.capacity, whole=whole)
-        replay, logits_BTV = self.recorders[id(model)](run)
+        replay, logits_BTV = self.recorders[model](run)
 
         def step(new_ids_BT: Tensor, new_positions_BT: Tensor) -> Tensor:
             ids_BT.copy_(new_ids_BT)
@@ -251,7 +250,7 @@ class BatchSteps:
     def __call__(
         self, model: PreTrainedModel, prompts: Sequence[Sequence[int]], *, capacity: int, **how: Any
     ) -> Sequencer:
-        shape = id(model), len(prompts), captured_capacity(capacity)
+        shape = model, len(prompts), captured_capacity(capacity)
         self.steps.free = {key: made for key, made in self.steps.free.items() if key == shape}
         opener: Opener = self.steps if self.fits(model, len(prompts), shape[2]) else open_sequencer
         return opener(model, prompts, capacity=capacity, **how)

@@ -38,9 +38,3 @@ def test_a_target_half_on_the_disk_says_what_it_says_in_memory(target_folder):
 def test_memory_that_holds_nothing_is_refused(target_folder):
     with rejects("target.device_memory_gib"):
         spread(target_folder, device_memory_gib=0.0001)
-
-
-def test_several_processes_would_each_take_all_devices(target_folder, monkeypatch):
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    with rejects("target.placement", "spread", 2):
-        spread(target_folder)
