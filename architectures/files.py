@@ -234,15 +234,11 @@ def require_regular(path: Path, *, hint: str, most_mib: float | None = None) -> 
     """
     status = os.stat(path)  # noqa: PTH116  # Path.stat reports less about a path with a NUL
     if not stat.S_ISREG(status.st_mode):
-        raise UserError(f"{path}: is {kind_of(status.st_mode)}, not a file. {hint}")
+        kinds = {stat.S_IFDIR: "a directory", stat.S_IFIFO: "a pipe"}
+        kind = kinds.get(stat.S_IFMT(status.st_mode), "a device or socket")
+        raise UserError(f"{path}: is {kind}, not a file. {hint}")
     if most_mib is not None and status.st_size > most_mib * MIB:
         raise UserError(f"{path}: has {status.st_size / MIB:,.1f} MiB; at most {most_mib:g} MiB are supported. {hint}")
-
-
-def kind_of(mode: int) -> str:
-    if stat.S_ISDIR(mode):
-        return "a directory"
-    return "a pipe" if stat.S_ISFIFO(mode) else "a device or socket"
 
 
 def parse_json(text: str | bytes, where: str, hint: str) -> Any:

@@ -36,8 +36,8 @@ class StoreBoard:
         """See Board."""
         pieces = [value[start : start + PIECE_BYTES] for start in range(0, len(value), PIECE_BYTES)]
         for number, piece in enumerate(pieces):
-            self._set(f"{name}#{number}", piece)
-        self._set(name, str(len(pieces)).encode())
+            call_store(self.store.set, f"{name}#{number}", piece)
+        call_store(self.store.set, name, str(len(pieces)).encode())
 
     def get(self, name: str) -> bytes:
         """See Board.
@@ -92,9 +92,6 @@ class StoreBoard:
 
     def _pieces_of(self, name: str) -> list[str]:
         return [f"{name}#{number}" for number in range(int(self._read(name)))]
-
-    def _set(self, name: str, value: bytes) -> None:
-        call_store(self.store.set, name, value)
 
     def _has(self, name: str) -> bool:
         return call_store(self.store.check, [name])  # pyright: ignore[reportAttributeAccessIssue]

@@ -202,10 +202,8 @@ class Known:
 
     def tau_name(self, num_speculative_tokens: int) -> str:
         """Return the metric name of tau; it includes the rule if that is not the default of scorecards."""
-        sampled_alone = not self.teacher and self.temperature > 0
-        return (
-            f"{EXACT_SAMPLED_DRAFT}_tau_{num_speculative_tokens}" if sampled_alone else f"tau_{num_speculative_tokens}"
-        )
+        prefix = f"{EXACT_SAMPLED_DRAFT}_" if not self.teacher and self.temperature > 0 else ""
+        return f"{prefix}tau_{num_speculative_tokens}"
 
     @property
     def best_by(self) -> str:

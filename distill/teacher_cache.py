@@ -54,15 +54,7 @@ from architectures.manifest import MANIFEST_NAME, read_manifest
 from architectures.settings import WHOLE, Holding, command_of
 from architectures.shapes import model_shape
 from architectures.sharing import ALONE, Share
-from distill.cache_files import (
-    CAPTURE_NAME,
-    FORMAT,
-    FileRecord,
-    hint,
-    ill_sized_files,
-    record_file,
-    require_same_capture,
-)
+from distill import cache_files
 from distill.chunked_loss import Head, ResponseLogits, head_of, logit_divisor
 from distill.data.batches import Example, ResponseDataset, collate
 from distill.recipe.sections import TeacherConfig, bytes_per_token, id_bytes, kept_of, reject_k_beyond
@@ -202,10 +194,10 @@ def index_file(name: str) -> str:
     return f"{name}-index.safetensors"
 
 
-def write_tensors(tensors: Mapping[str, Tensor], path: Path) -> FileRecord:
+def write_tensors(tensors: Mapping[str, Tensor], path: Path) -> cache_files.FileRecord:
     content = save({name: tensor.contiguous() for name, tensor in tensors.items()})
     write_bytes(content, path)
-    return FileRecord(len(content), sha256(content).hexdigest())
+    return cache_files.FileRecord(len(content), sha256(content).hexdigest())
 
 
 def fingerprint_examples(examples: Sequence[Example]) -> str:
@@ -240,13 +232,13 @@ class TeacherCache:
     """
 
     def __init__(self, folder: Path, name: str):
-        damaged = ill_sized_files(folder)
+        damaged = cache_files.ill_sized_files(folder)
         if damaged:
             raise UserError(
                 f"{folder / damaged[0]}: missing or of the wrong size, as are {len(damaged)} files in total. "
                 f"Run {command_of('cache')}: it writes them again."
             )
-        splits = checked(SPLITS, (read_manifest(folder) or {}).get("splits"), f"{folder}: splits", hint())
+        splits = checked(SPLITS, (read_manifest(folder) or {}).get("splits"), f"{folder}: splits", cache_files.hint())
         if name not in splits:
             raise UserError(
                 f"{folder}: contains no {name} responses, only {', '.join(splits)}. Delete it, and create it again."
@@ -411,29 +403,29 @@ def capture_teacher(
     splits = plan_splits(target, responses, settings)
     present = share.lead(lambda: begin(out, inputs, splits))
     reading = TargetReading(target, settings)
-    written: dict[str, FileRecord] = {}
+    written: dict[str, cache_files.FileRecord] = {}
     for split in splits:
         missing = share.mine([shard for shard in split.shards if shard.file not in present])
         written |= write_shards(split, missing, reading, out, share)
     files = {name: record for each in share.exchange(written) for name, record in each.items()}
     if share.leads:
-        files |= {name: record_file(out / name) for name in present if name not in files}
+        files |= {name: cache_files.record_file(out / name) for name in present if name not in files}
         for split in splits:
             first_rows = torch.tensor(list(accumulate(split.num_kept, initial=0)))
             first_responses = torch.tensor([*(shard.responses.start for shard in split.shards), len(split.examples)])
             index, name = {"first_rows": first_rows, "first_responses": first_responses}, index_file(split.name)
             files[name] = write_tensors(index, out / name)
         finish(
-            format=FORMAT,
+            format=cache_files.FORMAT,
             splits={split.name: describe(split, settings) for split in splits},
             files={name: vars(files[name]) for name in sorted(files)},
         )
-        (out / CAPTURE_NAME).unlink()
+        (out / cache_files.CAPTURE_NAME).unlink()
 
 
 def begin(out: Path, inputs: Mapping[str, Any], splits: Sequence[Split]) -> list[str]:
     """Return the names of the shards already written, after checking that the rest fits on the disk."""
-    require_same_capture(out, inputs)
+    cache_files.require_same_capture(out, inputs)
     present = [shard.file for split in splits for shard in split.shards if (out / shard.file).is_file()]
 
     # Space on the disk.
@@ -447,7 +439,7 @@ def begin(out: Path, inputs: Mapping[str, Any], splits: Sequence[Split]) -> list
         )
 
     # Mark the directory as an unfinished cache of these inputs.
-    write_json({"format": FORMAT, "inputs": dict(inputs)}, out / CAPTURE_NAME)
+    write_json({"format": cache_files.FORMAT, "inputs": dict(inputs)}, out / cache_files.CAPTURE_NAME)
     (out / MANIFEST_NAME).unlink(missing_ok=True)
     return present
 
@@ -467,9 +459,9 @@ def plan_splits(target: Path, responses: Mapping[str, Sequence[Example]], settin
 
 def write_shards(
     split: Split, missing: Sequence[Shard], reading: "TargetReading", out: Path, share: Share = ALONE
-) -> dict[str, FileRecord]:
+) -> dict[str, cache_files.FileRecord]:
     """Write this process's missing shards of a split; return their sizes and checksums by name."""
-    files: dict[str, FileRecord] = {}
+    files: dict[str, cache_files.FileRecord] = {}
     lengths = [len(example.input_ids) for example in split.examples]
     responses = [response for shard in missing for response in shard.responses]
     whole = sum(lengths[response] for response in responses)

@@ -26,18 +26,9 @@ from typing import Any, Literal, TypeVar
 
 import torch
 import torch.distributed
-from composer import Algorithm, Callback, DataSpec, Evaluator, Trainer
+from composer import Algorithm, Callback, DataSpec, Evaluator, Trainer, optim
 from composer.callbacks import LRMonitor, SpeedMonitor
 from composer.devices import Device, DeviceCPU, DeviceGPU
-from composer.optim import (
-    ComposerScheduler,
-    ConstantScheduler,
-    ConstantWithWarmupScheduler,
-    CosineAnnealingScheduler,
-    CosineAnnealingWithWarmupScheduler,
-    LinearScheduler,
-    LinearWithWarmupScheduler,
-)
 from composer.utils import dist
 from composer.utils.parallelism import FSDP2Config, ParallelismConfig
 from torch import nn
@@ -65,16 +56,8 @@ from distill.losses import build_objective
 from distill.metrics import Known
 from distill.model import DistillModel, HeldOut
 from distill.online.learning import request_training
+from distill.recipe import sections
 from distill.recipe.recipe import Recipe
-from distill.recipe.sections import (
-    TIED_AND_FROZEN,
-    DistillConfig,
-    OptimizerConfig,
-    SchedulerConfig,
-    reject_cut_entries,
-    split_time,
-    teacher_dtype,
-)
 from distill.response_batches import Widths, build_dataspec, padding_multiple
 from distill.rollouts import Generation, Rollouts
 from distill.run import Run, identity_values
@@ -102,7 +85,7 @@ class HybridConfig(FSDP2Config):
         return self.copies
 
 
-def parallelism_config(config: DistillConfig) -> ParallelismConfig | None:
+def parallelism_config(config: sections.DistillConfig) -> ParallelismConfig | None:
     """Return the sharding of a model; None for DDP. Call on all processes, after they have joined.
 
     The trainer of Composer 0.32.1 reads only the keys `fsdp` and `tp` of a dict and ignores any other, so a dict with
@@ -123,7 +106,7 @@ def parallelism_config(config: DistillConfig) -> ParallelismConfig | None:
     return ParallelismConfig(fsdp2=shards)
 
 
-def shard_degree(config: DistillConfig, processes: int, of_machine: int) -> int:
+def shard_degree(config: sections.DistillConfig, processes: int, of_machine: int) -> int:
     """Return the number of processes per replica.
 
     Raises:
@@ -298,7 +281,7 @@ def build_model(run: Run, *, eval_tasks: tuple[str, ...]) -> DistillModel:
         recompute_layers(student)
 
     # Its teacher.
-    dtype = teacher_dtype(recipe.target.dtype, config.precision)
+    dtype = sections.teacher_dtype(recipe.target.dtype, config.precision)
     place = {"dtype": dtype, "device": f"cuda:{dist.get_local_rank()}" if on_gpu else "cpu"}
     layout = {"packing": config.packing, "multiple": padding_multiple()}
     match config.teacher.source:
@@ -318,7 +301,7 @@ def build_model(run: Run, *, eval_tasks: tuple[str, ...]) -> DistillModel:
         cpu_bfloat16=not on_gpu and config.precision != "fp32",
     )
     if model.ids_K is None:  # otherwise cached entries are restricted to the student's ids
-        reject_cut_entries(config.teacher, vocab_size=model.vocab_size, of_teacher=model.teacher.vocab_size)
+        sections.reject_cut_entries(config.teacher, vocab_size=model.vocab_size, of_teacher=model.teacher.vocab_size)
     return model
 
 
@@ -330,7 +313,7 @@ def freeze_input_embeddings(student: "PreTrainedModel") -> None:
     """
     embeddings, head = student.get_input_embeddings().weight, student.get_output_embeddings()
     if head is not None and head.weight is embeddings:
-        raise UserError(TIED_AND_FROZEN)
+        raise UserError(sections.TIED_AND_FROZEN)
     embeddings.requires_grad_(False)  # noqa: FBT003  # a tensor's takes it no other way
 
 
@@ -412,7 +395,7 @@ def build_trainer(
     return trainer
 
 
-def device_batch_size(config: DistillConfig | MasksConfig) -> int:
+def device_batch_size(config: sections.DistillConfig | MasksConfig) -> int:
     """Return the sequences per step on one process.
 
     Raises:
@@ -420,7 +403,7 @@ def device_batch_size(config: DistillConfig | MasksConfig) -> int:
     """
     size, remainder = divmod(config.global_train_batch_size, dist.get_world_size())
     if remainder:
-        section = "distill" if isinstance(config, DistillConfig) else "architecture.masks"
+        section = "distill" if isinstance(config, sections.DistillConfig) else "architecture.masks"
         raise UserError(
             f"{section}.global_train_batch_size must be a multiple of the number of processes, got "
             f"{config.global_train_batch_size} and {dist.get_world_size()}. Change one of the two."
@@ -428,7 +411,7 @@ def device_batch_size(config: DistillConfig | MasksConfig) -> int:
     return size
 
 
-def microbatch_size(size: int | Literal["auto"], config: DistillConfig | MasksConfig) -> int | Literal["auto"]:
+def microbatch_size(size: int | Literal["auto"], config: sections.DistillConfig | MasksConfig) -> int | Literal["auto"]:
     """Return sequences per forward pass. Composer resolves auto on GPUs; on CPU it is the device's batch."""
     return device_batch_size(config) if size == "auto" and not torch.cuda.is_available() else size
 
@@ -472,7 +455,7 @@ def training_data(
         return request_training(run, model, optimizer, batch_size=size)
     if train_set is not None:
         spec, callbacks = response_training(run, model, train_set, batch_size=size)
-        value, unit = split_time(config.max_duration)
+        value, unit = sections.split_time(config.max_duration)
         assert isinstance(spec.dataloader, DataLoader)
         in_batches = f"{int(value) * len(spec.dataloader)}ba"
         return spec, callbacks, in_batches if unit == "ep" else config.max_duration
@@ -480,13 +463,13 @@ def training_data(
     return *text_training(run, model, batch_size=size, device=torch.device(device)), config.max_duration
 
 
-def interval(time: str, config: DistillConfig, max_duration: str) -> str:
+def interval(time: str, config: sections.DistillConfig, max_duration: str) -> str:
     """Convert a time for Composer: text and requests have no length, so `dur` cannot be a share of it."""
     has_length = config.train_on == "responses" and config.online is None
     return time if has_length else without_dur(time, max_duration)
 
 
-def build_optimizer(config: OptimizerConfig, model: DistillModel) -> torch.optim.Optimizer:
+def build_optimizer(config: sections.OptimizerConfig, model: DistillModel) -> torch.optim.Optimizer:
     """Build AdamW over the trainable parameters of the student.
 
     Fused makes one pass over weights, gradients and moments; Composer's DecoupledAdamW makes eight, half of a CPU step
@@ -496,18 +479,20 @@ def build_optimizer(config: OptimizerConfig, model: DistillModel) -> torch.optim
     return torch.optim.AdamW(trained, lr=config.lr, betas=(0.9, 0.95), weight_decay=config.weight_decay, fused=True)
 
 
-def build_scheduler(config: SchedulerConfig) -> ComposerScheduler:
+def build_scheduler(config: sections.SchedulerConfig) -> optim.ComposerScheduler:
     """Build the learning rate schedule; Composer's classes with warm-up warn if there is none."""
-    if split_time(config.t_warmup)[0] == 0:
+    if sections.split_time(config.t_warmup)[0] == 0:
         return {
-            "constant_with_warmup": ConstantScheduler(),
-            "linear_decay_with_warmup": LinearScheduler(alpha_f=config.alpha_f),
-            "cosine_with_warmup": CosineAnnealingScheduler(alpha_f=config.alpha_f),
+            "constant_with_warmup": optim.ConstantScheduler(),
+            "linear_decay_with_warmup": optim.LinearScheduler(alpha_f=config.alpha_f),
+            "cosine_with_warmup": optim.CosineAnnealingScheduler(alpha_f=config.alpha_f),
         }[config.name]
     return {
-        "constant_with_warmup": ConstantWithWarmupScheduler(t_warmup=config.t_warmup),
-        "linear_decay_with_warmup": LinearWithWarmupScheduler(t_warmup=config.t_warmup, alpha_f=config.alpha_f),
-        "cosine_with_warmup": CosineAnnealingWithWarmupScheduler(t_warmup=config.t_warmup, alpha_f=config.alpha_f),
+        "constant_with_warmup": optim.ConstantWithWarmupScheduler(t_warmup=config.t_warmup),
+        "linear_decay_with_warmup": optim.LinearWithWarmupScheduler(t_warmup=config.t_warmup, alpha_f=config.alpha_f),
+        "cosine_with_warmup": optim.CosineAnnealingWithWarmupScheduler(
+            t_warmup=config.t_warmup, alpha_f=config.alpha_f
+        ),
     }[config.name]
 
 

@@ -13,19 +13,11 @@ from architectures.console import Table, TableSection
 from architectures.files import read_typed
 from architectures.settings import WHOLE, Holding, command_of
 from architectures.sharing import ALONE, Share
+from eval import intervals
 from eval.acceptance_rates import record_responses, replay_drafts
 from eval.config import EvalConfig
 from eval.decoding.generate import Kind
 from eval.decoding.sampling import Sampling
-from eval.intervals import (
-    CONFIDENCE,
-    NUM_RESAMPLES,
-    Columns,
-    Estimate,
-    Resampling,
-    paired_ratio_differences,
-    pooled_ratio,
-)
 from eval.large_targets import load_target
 from eval.machine import share_threads, torch_threads
 from eval.models import SavedModel
@@ -50,10 +42,10 @@ class Point(Record):
     checkpoint: str
     batches: int
     tokens: int
-    alpha: Estimate
-    tau: Estimate
+    alpha: intervals.Estimate
+    tau: intervals.Estimate
     predicted: float
-    behind: Estimate | None
+    behind: intervals.Estimate | None
 
 
 class Curve(Record):
@@ -108,7 +100,7 @@ def score_checkpoints(
                 sampling = Sampling.of(t, config.sampling)
                 [replayed] = replay_drafts(target_model, draft, group, sampling=sampling, share=share)
                 scores[t].append(replayed.scores(config.num_speculative_tokens)[0])
-    resampling = Resampling(CONFIDENCE, NUM_RESAMPLES, seed)
+    resampling = intervals.Resampling(intervals.CONFIDENCE, intervals.NUM_RESAMPLES, seed)
     steps = card.latency.step_times(card.primary)
     curves = Curves(
         target=card.target.fingerprint,
@@ -120,7 +112,9 @@ def score_checkpoints(
     return curves
 
 
-def curve(saved: Sequence[SavedModel], scores: Sequence[DraftScore], steps: StepTimes, resampling: Resampling) -> Curve:
+def curve(
+    saved: Sequence[SavedModel], scores: Sequence[DraftScore], steps: StepTimes, resampling: intervals.Resampling
+) -> Curve:
     """Summarise every checkpoint at one temperature, all at the best one's best number of speculative tokens."""
     forecasts = [speedup_row(score, steps) for score in scores]
     best = max(range(len(saved)), key=lambda index: forecasts[index].predicted)
@@ -131,8 +125,8 @@ def curve(saved: Sequence[SavedModel], scores: Sequence[DraftScore], steps: Step
             checkpoint=checkpoint.name,
             batches=checkpoint.batches,
             tokens=checkpoint.tokens,
-            alpha=pooled_ratio(*score.alpha_columns(), resampling),
-            tau=pooled_ratio(*score.tau_columns(num_speculative_tokens), resampling),
+            alpha=intervals.pooled_ratio(*score.alpha_columns(), resampling),
+            tau=intervals.pooled_ratio(*score.tau_columns(num_speculative_tokens), resampling),
             predicted=forecasts[index].at(num_speculative_tokens).predicted,
             behind=behind[index],
         )
@@ -146,7 +140,9 @@ def curve(saved: Sequence[SavedModel], scores: Sequence[DraftScore], steps: Step
     )
 
 
-def behind_the_best(tau_columns: Sequence[Columns], best: int, resampling: Resampling) -> list[Estimate | None]:
+def behind_the_best(
+    tau_columns: Sequence[intervals.Columns], best: int, resampling: intervals.Resampling
+) -> list[intervals.Estimate | None]:
     """Return the best checkpoint's τ minus that of each; None for the best itself.
 
     Intervals are simultaneous over all pairs, since the best was picked on the same prompts: whichever comes out best,
@@ -157,7 +153,7 @@ def behind_the_best(tau_columns: Sequence[Columns], best: int, resampling: Resam
     if not pairs:
         return [None]
     columns = [(tau_columns[first], tau_columns[second]) for first, second in pairs]
-    by_pair = dict(zip(pairs, paired_ratio_differences(columns, resampling), strict=True))
+    by_pair = dict(zip(pairs, intervals.paired_ratio_differences(columns, resampling), strict=True))
     return [None if index == best else by_pair[best, index] for index in indices]
 
 

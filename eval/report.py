@@ -21,31 +21,13 @@ from matplotlib.figure import Figure
 from architectures.console import Table
 from architectures.errors import UserError
 from architectures.files import write_text
+from eval import scorecard_tables as tables
 from eval.checkpoint_curve import COLUMNS as CURVE_COLUMNS
 from eval.checkpoint_curve import JSON_NAME as CURVES_NAME
 from eval.checkpoint_curve import Curve, point_rows, read_curves
 from eval.intervals import Estimate
 from eval.scorecard import EXAMPLES_NAME, GRID_NAME
 from eval.scorecard_schema import CARD_NAME, GridFile, RecordedScorecard, Scorecard, read_any_scorecard, read_grid_file
-from eval.scorecard_tables import (
-    NOTE,
-    ScoredDraft,
-    at_temperatures,
-    by_k,
-    decoding,
-    differences,
-    groups,
-    measured,
-    models,
-    positions,
-    predicted,
-    recorded_positions,
-    recorded_results,
-    results,
-    scored_drafts,
-    setup,
-    step_times,
-)
 from eval.side_by_side import DecodedExample, read_examples
 from eval.speedup import promise
 
@@ -162,13 +144,15 @@ def write_page(runs: Sequence[ScoredRun], out: Path) -> Path:
     warnings = [
         text if len(cards) == 1 else f"{name}: {text}" for name, card in cards.items() for text in card.warnings
     ]
-    sections += [ReportSection("Models", models(cards))]
-    sections += [ReportSection("Setup" if len(cards) == 1 else f"Setup: {n}", setup(c)) for n, c in cards.items()]
+    sections += [ReportSection("Models", tables.models(cards))]
+    sections += [
+        ReportSection("Setup" if len(cards) == 1 else f"Setup: {n}", tables.setup(c)) for n, c in cards.items()
+    ]
     template = Environment(
         loader=FileSystemLoader(Path(__file__).parent), autoescape=True, trim_blocks=True
     ).get_template("report.html.jinja")
     page = template.render(
-        title=title, note=NOTE, warnings=warnings, sections=sections, legend=LEGEND, max_rows=MAX_ROWS
+        title=title, note=tables.NOTE, warnings=warnings, sections=sections, legend=LEGEND, max_rows=MAX_ROWS
     )
     write_text(page, out)
     return out
@@ -181,29 +165,36 @@ def named(runs: Sequence[ScoredRun]) -> dict[str, Scorecard | RecordedScorecard]
 
 
 def scored_sections(runs: Sequence[ScoredRun], cards: Mapping[str, Scorecard]) -> list[ReportSection]:
-    drafts, by_name = scored_drafts(cards), dict(zip(cards, runs, strict=True))
-    temperatures = sorted({temperature for _, temperature in at_temperatures(drafts)})
+    drafts, by_name = tables.scored_drafts(cards), dict(zip(cards, runs, strict=True))
+    temperatures = sorted({temperature for _, temperature in tables.at_temperatures(drafts)})
     figures = [figures_by_k(drafts, temperature) for temperature in temperatures]
-    tables = [
-        *(ReportSection(table.title, table) for table in (decoding(drafts), measured(drafts), results(drafts))),
+    sections = [
+        *(
+            ReportSection(table.title, table)
+            for table in (tables.decoding(drafts), tables.measured(drafts), tables.results(drafts))
+        ),
         ReportSection(
             "By number of speculative tokens (k)",
-            by_k(drafts),
+            tables.by_k(drafts),
             [figure for length, speedup, _ in figures for figure in (length, speedup)],
         ),
         ReportSection(
             "Acceptance by position in the verification step",
-            positions(drafts),
+            tables.positions(drafts),
             [by_position for *_, by_position in figures],
         ),
-        *(ReportSection(table.title, table) for table in (groups(drafts), differences(cards)) if table is not None),
-        ReportSection("Step times", step_times(cards), [depth_figure(drafts)]),
+        *(
+            ReportSection(table.title, table)
+            for table in (tables.groups(drafts), tables.differences(cards))
+            if table is not None
+        ),
+        ReportSection("Step times", tables.step_times(cards), [depth_figure(drafts)]),
         ReportSection("Predicted speedup by batch and context", by_batch(drafts, by_name)),
         *curve_sections(by_name),
         ReportSection("Training", images=training_figures(by_name)),
     ]
     texts = [ReportSection(f"Who wrote which token: {name}", examples=run.examples) for name, run in by_name.items()]
-    return [section for section in (*tables, *texts) if section.table.rows or section.examples or section.images]
+    return [section for section in (*sections, *texts) if section.table.rows or section.examples or section.images]
 
 
 def recorded_sections(cards: Mapping[str, RecordedScorecard]) -> list[ReportSection]:
@@ -216,22 +207,22 @@ def recorded_sections(cards: Mapping[str, RecordedScorecard]) -> list[ReportSect
     return [
         ReportSection(
             "Results",
-            recorded_results(cards),
+            tables.recorded_results(cards),
             [series("Acceptance length", lengths, "k", "tokens per verification step")],
         ),
         ReportSection(
             "Acceptance by position in the verification step",
-            recorded_positions(cards),
+            tables.recorded_positions(cards),
             [series("Accepted of all verification steps", joint, "position", "share")],
         ),
     ]
 
 
-def by_batch(drafts: Sequence[ScoredDraft], runs: Mapping[str, ScoredRun]) -> Table:
+def by_batch(drafts: Sequence[tables.ScoredDraft], runs: Mapping[str, ScoredRun]) -> Table:
     """Predict speedups at other batches and contexts from step times and acceptance; empty without step times."""
     grids = {id(run.card): run.grid for run in runs.values()}
     rows = []
-    for draft, temperature in at_temperatures(drafts):
+    for draft, temperature in tables.at_temperatures(drafts):
         grid = grids[id(draft.card)]
         name = None if grid is None else grid.name_of(draft.card.model(draft.draft).fingerprint)
         if grid is None or name is None:
@@ -305,7 +296,7 @@ def series(title: str, lines: Series, xlabel: str, ylabel: str, *, dashed: Colle
     return image(title, draw)
 
 
-def figures_by_k(drafts: Sequence[ScoredDraft], temperature: float) -> tuple[Image, Image, Image]:
+def figures_by_k(drafts: Sequence[tables.ScoredDraft], temperature: float) -> tuple[Image, Image, Image]:
     """Plot acceptance length and speedup without prefill by k, and acceptance by position.
 
     Shows all drafts of a single scorecard, or only the primary drafts of several.
@@ -318,7 +309,7 @@ def figures_by_k(drafts: Sequence[ScoredDraft], temperature: float) -> tuple[Ima
         entries = draft.row(temperature).by_k
         last, ks = entries[-1].positions, [entry.num_speculative_tokens for entry in entries]
         lengths[draft.label] = ks, [entry.tau for entry in entries]
-        speedups[f"{draft.label}, predicted"] = ks, [predicted(draft, temperature, k) for k in ks]
+        speedups[f"{draft.label}, predicted"] = ks, [tables.predicted(draft, temperature, k) for k in ks]
         joint[draft.label] = [entry.position for entry in last], [entry.joint for entry in last]
         for live in draft.card.lives if draft.is_primary else ():
             if live.temperature == temperature:
@@ -332,7 +323,7 @@ def figures_by_k(drafts: Sequence[ScoredDraft], temperature: float) -> tuple[Ima
     )
 
 
-def depth_figure(drafts: Sequence[ScoredDraft]) -> Image:
+def depth_figure(drafts: Sequence[tables.ScoredDraft]) -> Image:
     """Plot the step time for one token against the number of layers, of the target and all drafts."""
     card = drafts[0].card
     points = {"target": ([card.target.layers], [card.latency.target.p50_ms])}

@@ -16,6 +16,7 @@ from architectures.files import write_text
 from architectures.manifest import fingerprint_value
 from architectures.settings import WHOLE, Holding
 from architectures.sharing import ALONE, Share
+from eval import scorecard_schema as schema
 from eval.acceptance_rates import (
     Responses,
     acceptance_row,
@@ -37,27 +38,6 @@ from eval.models import load_model, load_tokenizer, model_facts, require_same_to
 from eval.prompts import Prompt, tasks_record
 from eval.replay import DraftScore, ReplayCounts, ReplayedDraft, replay_counts, replay_pair, rule_name, tau
 from eval.responses import Trace
-from eval.scorecard_schema import (
-    CARD_NAME,
-    LOOKUP,
-    LOOKUP_THEN_DRAFT,
-    TARGET,
-    DraftModel,
-    Forecast,
-    GridCell,
-    GridFile,
-    GridModel,
-    Live,
-    Prompts,
-    Provenance,
-    ResponsesRow,
-    Scorecard,
-    ScoredModel,
-    Settings,
-    SpeedupRow,
-    TaskRow,
-    write_record,
-)
 from eval.scorecard_tables import find_warnings, scorecard_page
 from eval.side_by_side import write_examples
 from eval.speedup import StepTimes, best_k, break_even_alpha, predicted_speedup
@@ -91,7 +71,7 @@ def score_drafts(
     generated_by: Kind | None = None,
     holding: Holding = WHOLE,
     share: Share = ALONE,
-) -> Scorecard:
+) -> schema.Scorecard:
     """Score drafts of one target on the same prompts, and write everything into a directory.
 
     Args:
@@ -127,12 +107,12 @@ def score_drafts(
     if share.count > 1:
         print(f"   one of {share.count} processes measures step times and speedups; the others wait", flush=True)
 
-    def measured() -> Scorecard:
+    def measured() -> schema.Scorecard:
         assert replayed is not None, "of the first process"
         with torch_threads(None):
             card = measure(replayed, target, drafts, prompts, config, out=out, seed=seed, holding=holding)
         write_text(f"{markdown(scorecard_page(card))}\n", out / "scorecard.md")
-        write_record(card, out / CARD_NAME)
+        schema.write_record(card, out / schema.CARD_NAME)
         return card
 
     return share.lead(measured)
@@ -148,7 +128,7 @@ def measure(
     out: Path,
     seed: int,
     holding: Holding,
-) -> Scorecard:
+) -> schema.Scorecard:
     """Time steps, decode, and assemble the scorecard; writes latency.json and examples.json."""
     resampling = Resampling(CONFIDENCE, NUM_RESAMPLES, seed)
     responses, primary = replayed.responses, replayed.primary
@@ -170,7 +150,7 @@ def measure(
     # Step times at batch 1, after a sequence of median length, and the speedups that they predict.
     text = typical_context(next(iter(responses.values())).traces)
     latency = measure_latency(
-        {TARGET: replayed.target, **replayed.drafts},
+        {schema.TARGET: replayed.target, **replayed.drafts},
         Setting(text),
         ks=config.num_speculative_tokens,
         repeats=config.latency_repeats,
@@ -187,16 +167,18 @@ def measure(
     decoded.sort(key=lambda each: each[0].temperature != 0)
 
     # Step times at other batches.
-    pair = {TARGET: replayed.target, primary: replayed.drafts[primary]}
+    pair = {schema.TARGET: replayed.target, primary: replayed.drafts[primary]}
     grid, left_out = measure_batches(pair, text, config, resampling)
 
     placement = None if holding.placement == "whole" else holding.placement
-    card = Scorecard(
+    card = schema.Scorecard(
         warnings=(),
-        target=ScoredModel(**model_facts(target, replayed.target), bits=holding.bits, placement=placement),
-        drafts=tuple(DraftModel(draft=name, **model_facts(drafts[name], replayed.drafts[name])) for name in drafts),
+        target=schema.ScoredModel(**model_facts(target, replayed.target), bits=holding.bits, placement=placement),
+        drafts=tuple(
+            schema.DraftModel(draft=name, **model_facts(drafts[name], replayed.drafts[name])) for name in drafts
+        ),
         prompts=prompts_section(prompts, responses, config),
-        settings=Settings(
+        settings=schema.Settings(
             **config.model_dump(mode="json"),
             confidence=CONFIDENCE,
             num_resamples=NUM_RESAMPLES,
@@ -211,7 +193,7 @@ def measure(
         latency=latency,
         speedup=tuple(speedups),
         lives=tuple(live for live, _ in decoded),
-        provenance=Provenance.of_this_process(),
+        provenance=schema.Provenance.of_this_process(),
     )
     shown = decoded[0][1]
     write_examples(
@@ -237,12 +219,12 @@ def typical_context(traces: Sequence[Trace]) -> list[int]:
 def measure_live(
     replayed: Replayed,
     score: DraftScore,
-    predicted: SpeedupRow,
+    predicted: schema.SpeedupRow,
     steps: StepTimes,
     *,
     config: EvalConfig,
     resampling: Resampling,
-) -> tuple[Live, list[LiveResponse]]:
+) -> tuple[schema.Live, list[LiveResponse]]:
     """Decode some prompts in every way, draft and prompt lookup each at its best number of speculative tokens."""
     draft, responses = replayed.drafts[score.draft], replayed.responses[score.temperature]
     k, sampling = predicted.best_k, Sampling.of(score.temperature, config.sampling)
@@ -250,8 +232,8 @@ def measure_live(
     looked_up = best_lookup(texts, steps, max_new_tokens=config.max_new_tokens)
     ways = {
         DRAFT: LiveWay(draft, k),
-        LOOKUP: LiveWay(NgramLookup(), looked_up),
-        LOOKUP_THEN_DRAFT: LiveWay(draft, k, LookupFirst()),
+        schema.LOOKUP: LiveWay(NgramLookup(), looked_up),
+        schema.LOOKUP_THEN_DRAFT: LiveWay(draft, k, LookupFirst()),
     }
     chosen = responses.first_turns()[: config.wall_clock_prompts]
     decoded = decode_live(
@@ -287,9 +269,9 @@ def measure_live(
     return live, decoded
 
 
-def speedup_row(score: DraftScore, times: StepTimes) -> SpeedupRow:
+def speedup_row(score: DraftScore, times: StepTimes) -> schema.SpeedupRow:
     rows = tuple(forecast(score, k, times) for k in score.ks)
-    return SpeedupRow(
+    return schema.SpeedupRow(
         draft=score.draft,
         temperature=score.temperature,
         rule=score.rule,
@@ -299,30 +281,32 @@ def speedup_row(score: DraftScore, times: StepTimes) -> SpeedupRow:
     )
 
 
-def forecast(score: DraftScore, num_speculative_tokens: int, times: StepTimes) -> Forecast:
+def forecast(score: DraftScore, num_speculative_tokens: int, times: StepTimes) -> schema.Forecast:
     counts = score.pooled(num_speculative_tokens)
     full_rate, tokens_per_step = counts.fully_accepted_steps / counts.steps, tau(counts)
-    return Forecast(
+    return schema.Forecast(
         num_speculative_tokens=num_speculative_tokens,
         predicted=predicted_speedup(tokens_per_step, full_rate, num_speculative_tokens, times),
         break_even_alpha=break_even_alpha(num_speculative_tokens, times),
     )
 
 
-def prompts_section(prompts: Sequence[Prompt], responses: Mapping[float, Responses], config: EvalConfig) -> Prompts:
+def prompts_section(
+    prompts: Sequence[Prompt], responses: Mapping[float, Responses], config: EvalConfig
+) -> schema.Prompts:
     taken = prompts[: config.num_prompts]
     [first, *_] = responses.values()
     num_scored = len(set(first.prompt_numbers))
-    return Prompts(
+    return schema.Prompts(
         given=len(prompts),
         taken=len(taken),
         too_long=len(taken) - num_scored,
         scored=num_scored,
-        tasks=tuple(TaskRow(**task) for task in tasks_record(taken)),
+        tasks=tuple(schema.TaskRow(**task) for task in tasks_record(taken)),
         sources=tuple(trace.source for _, trace in first.first_turns()),
         ids_sha256=fingerprint_value([list(trace.prompt_ids) for _, trace in first.first_turns()]),
         responses=tuple(
-            ResponsesRow(
+            schema.ResponsesRow(
                 temperature=temperature,
                 responses=len(group.traces),
                 tokens=sum(len(trace.response_ids) for trace in group.traces),
@@ -336,7 +320,7 @@ def prompts_section(prompts: Sequence[Prompt], responses: Mapping[float, Respons
 
 def measure_batches(
     models: Mapping[str, PreTrainedModel], text_ids: Sequence[int], config: EvalConfig, resampling: Resampling
-) -> tuple[tuple[GridCell, ...] | None, list[str]]:
+) -> tuple[tuple[schema.GridCell, ...] | None, list[str]]:
     """Time steps at every batch that fits.
 
     Returns:
@@ -358,15 +342,15 @@ def measure_batches(
     return measure_grid(models, text_ids, grid, resampling), warnings
 
 
-def write_grid(grid: tuple[GridCell, ...] | None, card: Scorecard, out: Path) -> None:
+def write_grid(grid: tuple[schema.GridCell, ...] | None, card: schema.Scorecard, out: Path) -> None:
     """Write latency.json next to a scorecard, or remove an outdated one."""
     if grid is None:
         (out / GRID_NAME).unlink(missing_ok=True)
         return
     device = card.settings.device
     models = {
-        TARGET: GridModel(**vars(card.target), device=device),
-        card.primary: GridModel(**card.drafts[-1].model_dump(exclude={"draft"}), device=device),
+        schema.TARGET: schema.GridModel(**vars(card.target), device=device),
+        card.primary: schema.GridModel(**card.drafts[-1].model_dump(exclude={"draft"}), device=device),
     }
-    file = GridFile(models=models, threads=card.settings.threads, cells=grid, provenance=card.provenance)
-    write_record(file, out / GRID_NAME)
+    file = schema.GridFile(models=models, threads=card.settings.threads, cells=grid, provenance=card.provenance)
+    schema.write_record(file, out / GRID_NAME)

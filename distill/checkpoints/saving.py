@@ -42,29 +42,7 @@ from architectures.errors import UserError
 from architectures.files import partial_path, remove_partials, replacing
 from architectures.manifest import MANIFEST_NAME
 from distill.callbacks import GradientNorm
-from distill.checkpoints.checkpoint_files import (
-    BEST_NAME,
-    CHECKPOINT_NAME,
-    FOLDER_NAME,
-    LATEST_NAME,
-    UNREADABLE,
-    are_trusted,
-    code_found,
-    disk_error,
-    explain_write_failure,
-    find_checkpoints,
-    training_time,
-)
-from distill.checkpoints.folders import (
-    MODEL,
-    OF_NO_CONCERN,
-    OPTIMISER,
-    STATE_NAME,
-    CheckedReader,
-    missing_shard,
-    read_metadata,
-    read_tensors,
-)
+from distill.checkpoints import checkpoint_files, folders
 from distill.data.batches import UnknownInputs
 from distill.process import Process, exit_terminated
 
@@ -77,7 +55,7 @@ class DiskErrors(FileSystemWriter):
         try:
             return super().write_data(plan, planner)
         except (OSError, RuntimeError) as error:
-            cause = disk_error(error)
+            cause = checkpoint_files.disk_error(error)
             if cause is None:
                 raise
             raise OSError(cause.errno, cause.strerror) from error
@@ -92,14 +70,14 @@ def save_shards(state: State, path: Path) -> None:
     is_first = dist.get_global_rank() == 0
     partial = Path(agreed(str(partial_path(path)) if is_first else None))
     tensors, beside = tensors_and_rest(state)
-    contents = {"state": {**rest_of(state), OPTIMISER: beside}, "rng": reproducibility.get_rng_state()}
+    contents = {"state": {**rest_of(state), folders.OPTIMISER: beside}, "rng": reproducibility.get_rng_state()}
     failure: BaseException | None = None
     try:
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message=OF_NO_CONCERN)
+            warnings.filterwarnings("ignore", message=folders.OF_NO_CONCERN)
             save(tensors, storage_writer=DiskErrors(partial))
         if is_first:
-            with replacing(partial / STATE_NAME) as file:
+            with replacing(partial / folders.STATE_NAME) as file:
                 torch.save(contents, file)
     except (CheckpointException, OSError, RuntimeError) as error:
         failure = error
@@ -111,7 +89,7 @@ def save_shards(state: State, path: Path) -> None:
 def named_or_removed(partial: Path, path: Path, failure: BaseException | None) -> str | None:
     """Rename a complete directory to its final path, or remove it and return the problem."""
     if failure is None:
-        problem = missing_shard(partial, read_metadata(partial))
+        problem = folders.missing_shard(partial, folders.read_metadata(partial))
         if problem is None:
             shutil.rmtree(path, ignore_errors=True)  # found damaged on resuming
             partial.rename(path)
@@ -123,10 +101,10 @@ def named_or_removed(partial: Path, path: Path, failure: BaseException | None) -
         )
     shutil.rmtree(partial, ignore_errors=True)
     errors = [each[0] for each in failure.failures.values()] if isinstance(failure, CheckpointException) else [failure]
-    cause = next(filter(None, map(disk_error, errors)), None)
+    cause = next(filter(None, map(checkpoint_files.disk_error, errors)), None)
     if cause is None:
         raise failure
-    return explain_write_failure(cause, path)
+    return checkpoint_files.explain_write_failure(cause, path)
 
 
 def agreed(value: Any) -> Any:
@@ -144,13 +122,13 @@ def tensors_and_rest(state: State) -> tuple[dict[str, Any], dict[str, Any]]:
     optimizer = state.optimizers[0]
     weights = get_model_state_dict(state.model)
     held = get_optimizer_state_dict(state.model, optimizer)
-    return {MODEL: weights, OPTIMISER: held.pop("state")}, {type(optimizer).__qualname__: held}
+    return {folders.MODEL: weights, folders.OPTIMISER: held.pop("state")}, {type(optimizer).__qualname__: held}
 
 
 def rest_of(state: State) -> dict[str, Any]:
     """Return the trainer's state without weights and moments, which would be gathered."""
     attributes = state.serialized_attributes
-    state.serialized_attributes = [name for name in attributes if name not in (MODEL, OPTIMISER)]
+    state.serialized_attributes = [name for name in attributes if name not in (folders.MODEL, folders.OPTIMISER)]
     try:
         return state.state_dict()
     finally:
@@ -164,11 +142,13 @@ def read_into(state: State, folder: Path, beside: Mapping[str, Any]) -> None:
         beside: The optimiser's state without tensors.
     """
     tensors, own = tensors_and_rest(state)
-    warnings.filterwarnings("ignore", message=OF_NO_CONCERN)
-    load(tensors, storage_reader=CheckedReader(folder))
-    set_model_state_dict(state.model, tensors[MODEL])
+    warnings.filterwarnings("ignore", message=folders.OF_NO_CONCERN)
+    load(tensors, storage_reader=folders.CheckedReader(folder))
+    set_model_state_dict(state.model, tensors[folders.MODEL])
     [name], optimizer = own, state.optimizers[0]
-    set_optimizer_state_dict(state.model, optimizer, optim_state_dict={"state": tensors[OPTIMISER], **beside[name]})
+    set_optimizer_state_dict(
+        state.model, optimizer, optim_state_dict={"state": tensors[folders.OPTIMISER], **beside[name]}
+    )
 
 
 class CheckpointWriter(CheckpointSaver):
@@ -196,8 +176,8 @@ class CheckpointWriter(CheckpointSaver):
     ):
         super().__init__(
             folder=str(folder),
-            filename=CHECKPOINT_NAME,
-            latest_filename=LATEST_NAME,
+            filename=checkpoint_files.CHECKPOINT_NAME,
+            latest_filename=checkpoint_files.LATEST_NAME,
             remote_file_name=None,
             latest_remote_file_name=None,
             save_interval=save_interval,
@@ -281,7 +261,9 @@ class CheckpointWriter(CheckpointSaver):
         self.last_checkpoint_batch = state.timestamp.batch
         is_first = dist.get_global_rank() == 0
         if self.sharded:
-            path = Path(self.folder) / format_name_with_dist_and_time(FOLDER_NAME, state.run_name, state.timestamp)
+            path = Path(self.folder) / format_name_with_dist_and_time(
+                checkpoint_files.FOLDER_NAME, state.run_name, state.timestamp
+            )
             save_shards(state, path)
         else:
             path = Path(self.filename.format(state))
@@ -290,24 +272,25 @@ class CheckpointWriter(CheckpointSaver):
                 if is_first:
                     write_checkpoint(contents, path)
             except (OSError, RuntimeError) as error:
-                if (cause := disk_error(error)) is None:
+                if (cause := checkpoint_files.disk_error(error)) is None:
                     raise
-                problem = explain_write_failure(cause, path)
+                problem = checkpoint_files.explain_write_failure(cause, path)
             if (problem := agreed(problem)) is not None:
                 raise UserError(problem)
         if is_first:
-            link_to(path, LATEST_NAME.format(rank=0))
-            self.tidy(path.parent, training_time(path)[0])
+            link_to(path, checkpoint_files.LATEST_NAME.format(rank=0))
+            self.tidy(path.parent, checkpoint_files.training_time(path)[0])
 
     def tidy(self, folder: Path, batch: int) -> None:
         """Point `best` at the best; remove all but it and the newest, first damaged ones beyond the given batch."""
         checkpoints = sorted(
-            find_checkpoints(folder), key=lambda path: (training_time(path)[0] <= batch, training_time(path))
+            checkpoint_files.find_checkpoints(folder),
+            key=lambda path: (checkpoint_files.training_time(path)[0] <= batch, checkpoint_files.training_time(path)),
         )
         for path in checkpoints:
-            if training_time(path)[0] == self.best_batch:
-                link_to(path, BEST_NAME)
-        best = folder / BEST_NAME
+            if checkpoint_files.training_time(path)[0] == self.best_batch:
+                link_to(path, checkpoint_files.BEST_NAME)
+        best = folder / checkpoint_files.BEST_NAME
         kept = best.readlink().name if best.is_symlink() else None
         for surplus in checkpoints[: -self.num_checkpoints_to_keep]:
             if surplus.name == kept:
@@ -351,19 +334,19 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     Raises:
         UserError: If it has contents that no training run saves, unless checkpoints are trusted.
     """
-    file, parts = (path / STATE_NAME, set()) if path.is_dir() else (path, {"model"})
-    if are_trusted():
+    file, parts = (path / folders.STATE_NAME, set()) if path.is_dir() else (path, {"model"})
+    if checkpoint_files.are_trusted():
         return torch.load(file, map_location="cpu", mmap=True, weights_only=False)
     try:
         with safe_globals(ALLOWED), warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Detected pickle protocol")  # of damaged bytes
             foreign = sorted(get_unsafe_globals_in_checkpoint(file))
             if foreign:
-                raise code_found(file, f"names {foreign[0]}")
+                raise checkpoint_files.code_found(file, f"names {foreign[0]}")
             saved = torch.load(file, map_location="cpu", mmap=True, weights_only=True)
     except UserError:
         raise
-    except UNREADABLE as error:
+    except checkpoint_files.UNREADABLE as error:
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
         raise UserError(f"{file}: is not a training checkpoint ({reason}). Delete it.") from error
     reject_other_contents(saved, file, parts)
@@ -377,7 +360,7 @@ def read_state(path: Path) -> dict[str, Any]:
 
 def read_model(path: Path) -> dict[str, Tensor]:
     """Read the model's tensors, unsharded; those of a file are memory-mapped."""
-    return read_tensors(path, MODEL) if path.is_dir() else read_state(path)[MODEL]
+    return folders.read_tensors(path, folders.MODEL) if path.is_dir() else read_state(path)[folders.MODEL]
 
 
 def is_free_of_code(path: str | Path, specs: Any = None) -> bool:  # noqa: ARG001  # Composer's signature
@@ -398,7 +381,7 @@ def reject_other_contents(saved: Any, path: Path, parts: Set[str]) -> None:
         raise UserError(f"{path}: is not a training checkpoint (it has no model state). Delete it.")
     for name in algorithms_of(state):
         if name not in OWN_ALGORITHMS:
-            raise code_found(path, f"names the algorithm {name!r}")
+            raise checkpoint_files.code_found(path, f"names the algorithm {name!r}")
 
 
 def algorithms_of(state: dict[str, Any]) -> Iterator[Any]:

@@ -23,17 +23,9 @@ from architectures.manifest import fingerprint_checkpoint
 from architectures.requested_shape import SIZES
 from architectures.shapes import Shape
 from architectures.sharing import ALONE, Share
+from distill import pipeline
 from distill.checkpoints.checkpoint_files import find_checkpoints
 from distill.choose.candidates import FACTOR, Candidate, ChooseSettings, LeftOut, candidates_of, trials_folder
-from distill.pipeline import (
-    cache_if_configured,
-    distill_stage,
-    eval_prompts,
-    generate_stage,
-    owned_by_the_first,
-    prune_stage,
-    timed,
-)
 from distill.recipe.recipe import Recipe, load_recipe, save_recipe
 from distill.run import ARTIFACTS, RECIPE_NAME, Artifact, Run, share_responses, source_folder, with_imported_target
 from distill.stage_inputs import sources_as_input
@@ -77,8 +69,8 @@ def choose(path: Path, overrides: Sequence[str], settings: ChooseSettings, share
         return
 
     # Short training runs of all candidates, longer ones of those still in play.
-    timed("generate", lambda: generate_stage(run))
-    cache_if_configured(run)
+    pipeline.timed("generate", lambda: pipeline.generate_stage(run))
+    pipeline.cache_if_configured(run)
     is_placed = {"batch_size", "context"} & settings.model_fields_set
     earlier: str | None = None
     for length in settings.lengths:
@@ -193,11 +185,11 @@ def train_candidates(
     # All processes prune each candidate: importance scores of one are reused for the rest.
     for candidate in candidates:
         trial = trial_run(run, candidate, length)
-        with owned_by_the_first(trial):
+        with pipeline.owned_by_the_first(trial):
             run.share.lead(partial(share_responses, run, trial))
             if earlier is not None:
                 run.share.lead(partial(go_on_from, trial_run(run, candidate, earlier), trial))
-            timed(f"prune {candidate.name}", partial(prune_stage, trial))
+            pipeline.timed(f"prune {candidate.name}", partial(pipeline.prune_stage, trial))
     # Each process trains some candidates, unless one device cannot hold a candidate.
     together = trained_together(run)
     mine = candidates if together else run.share.mine(candidates)
@@ -205,8 +197,8 @@ def train_candidates(
         print(f"== {candidate.name} for {length}, {number} of {len(mine)}{run.share.words}", flush=True)
         trial = trial_run(run, candidate, length)
         trial = trial if together else replace(trial, share=ALONE)
-        with owned_by_the_first(trial):
-            timed("distill", partial(distill_stage, trial.recipe_file, [], share=trial.share))
+        with pipeline.owned_by_the_first(trial):
+            pipeline.timed("distill", partial(pipeline.distill_stage, trial.recipe_file, [], share=trial.share))
     run.share.meet()
     return {each.name: trial_run(run, each, length).draft.path for each in candidates}
 
@@ -276,7 +268,7 @@ def score_candidates(run: Run, drafts: Mapping[str, Path], length: str) -> "Scor
         share.meet()
         with responses_by(run.recipe.generate) as kind:
             how = {"seed": seed, "generated_by": kind, "holding": run.recipe.target.holding, "share": share}
-            score_drafts(run.target, drafts, eval_prompts(run), config, scored.path, **how)
+            score_drafts(run.target, drafts, pipeline.eval_prompts(run), config, scored.path, **how)
         share.lead(lambda: run.record(scored, inputs))
     return read_scorecard(scored.path / CARD_NAME)
 

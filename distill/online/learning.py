@@ -29,23 +29,7 @@ from distill.checkpoints.checkpoint_files import find_checkpoints, training_time
 from distill.chunked_loss import vocab_size_of
 from distill.data.batches import collate
 from distill.model import DistillModel
-from distill.online.serving import (
-    DraftReplay,
-    Journal,
-    LiveRequests,
-    Positions,
-    RecordedRequests,
-    RequestRecord,
-    Served,
-    online_of,
-    open_server,
-    read_records,
-    recorded_stream,
-    requests_of,
-    restore_weights,
-    trained_weights,
-    write_records,
-)
+from distill.online import serving
 from distill.recipe.recipe import save_recipe
 from distill.recipe.sections import OnlineConfig, teacher_dtype
 from distill.response_batches import Widths, split_batch
@@ -89,12 +73,12 @@ class RequestFeed(IterableDataset[Batch]):
         batch_size: Requests per step on this process.
     """
 
-    requests: RecordedRequests | LiveRequests
+    requests: serving.RecordedRequests | serving.LiveRequests
     online: OnlineConfig
     seed: int
     batch_size: int
     batches: int = 0  # yielded since training began
-    interval: list[Served] = field(default_factory=list)  # requests of the current update
+    interval: list[serving.Served] = field(default_factory=list)  # requests of the current update
     ended: bool = False
 
     def __post_init__(self) -> None:
@@ -147,7 +131,7 @@ TOO_SHORT = (
 )
 
 
-def batch_of(served: Sequence[Served], positions: Positions) -> Batch:
+def batch_of(served: Sequence[serving.Served], positions: serving.Positions) -> Batch:
     """Collate requests, right-padded, with hidden states as in CachedResponses; `keep` marks trained positions."""
     states = [each.states(positions) for each in served]
     return {
@@ -202,7 +186,7 @@ class Guard:
     replayed on the same response. The differences are tested every GUARD_INTERVAL updates.
     """
 
-    def __init__(self, replay: DraftReplay, optimizer: Optimizer) -> None:
+    def __init__(self, replay: serving.DraftReplay, optimizer: Optimizer) -> None:
         self.replay = replay
         self.draft = replay.draft
         self.optimizer = optimizer
@@ -212,23 +196,25 @@ class Guard:
     def begin(self, updates: int) -> None:
         """Save the draft as the last good one: its trained weights and optimiser state, on the CPU."""
         self.good_updates = updates
-        self.good_weights = {name: weight.to("cpu", copy=True) for name, weight in trained_weights(self.draft).items()}
+        self.good_weights = {
+            name: weight.to("cpu", copy=True) for name, weight in serving.trained_weights(self.draft).items()
+        }
         self.good_optimizer = deepcopy(self.optimizer.state_dict())
 
-    def watch(self, interval: Sequence[Served]) -> None:
+    def watch(self, interval: Sequence[serving.Served]) -> None:
         """Replay the good draft on requests that later drafts served, before they are trained on."""
         later = [served for served in interval if served.record.updates > self.good_updates]
         if not later:
             return
-        newest = {name: weight.clone() for name, weight in trained_weights(self.draft).items()}
-        restore_weights(self.draft, self.good_weights)
+        newest = {name: weight.clone() for name, weight in serving.trained_weights(self.draft).items()}
+        serving.restore_weights(self.draft, self.good_weights)
         self.good_would += [self.replay.alpha(each.prompt_ids, each.response_ids, each.hidden_AH) for each in later]
-        restore_weights(self.draft, newest)
+        serving.restore_weights(self.draft, newest)
         self.served_by += [served.record.alpha for served in later]
 
     def judge(self, updates: int) -> str | None:
         """Return why the draft was rolled back after some updates, or None; the same on every process."""
-        if not all(bool(torch.isfinite(weight).all()) for weight in trained_weights(self.draft).values()):
+        if not all(bool(torch.isfinite(weight).all()) for weight in serving.trained_weights(self.draft).values()):
             self.roll_back()
             return "its weights are not finite"
         if updates % GUARD_INTERVAL:
@@ -244,7 +230,7 @@ class Guard:
     def roll_back(self) -> None:
         """Restore the last good draft and its optimiser; keep the current learning rate of the schedule."""
         rates = [group["lr"] for group in self.optimizer.param_groups]
-        restore_weights(self.draft, self.good_weights)
+        serving.restore_weights(self.draft, self.good_weights)
         self.optimizer.load_state_dict(deepcopy(self.good_optimizer))
         for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
             group["lr"] = rate
@@ -288,7 +274,7 @@ class Updates(Callback):
         self.feed.requests.publish(self.guard.draft, updates=updates)
 
         # Requests of all processes that were served before the update.
-        records: list[RequestRecord] = gathered([served.record for served in self.feed.interval])
+        records: list[serving.RequestRecord] = gathered([served.record for served in self.feed.interval])
         by_source: dict[str, list[float]] = defaultdict(list)
         for record in records:
             by_source[record.source].append(record.alpha)
@@ -321,8 +307,8 @@ class Updates(Callback):
         dist.barrier()
         if dist.get_global_rank() == 0:
             files = [self.folder / f"rank{rank}" / RECORDS for rank in range(self.feed.journal.world)]
-            records = [record for file in files for record in read_records(file)]
-            write_records(sorted(records, key=lambda record: record.request), self.folder / RECORDS)
+            records = [record for file in files for record in serving.read_records(file)]
+            serving.write_records(sorted(records, key=lambda record: record.request), self.folder / RECORDS)
 
     def close(self, state: State, logger: Logger) -> None:  # noqa: ARG002  # Composer's signature
         self.feed.requests.close()
@@ -336,31 +322,31 @@ def request_training(
     Raises:
         UserError: If requests cannot be read or shared, have no recorded responses, or their number is not known.
     """
-    online, recipe, world = online_of(run), run.recipe, dist.get_world_size()
+    online, recipe, world = serving.online_of(run), run.recipe, dist.get_world_size()
     if online.update_interval % world:
         raise UserError(
             "distill.online.update_interval must be a multiple of the number of processes, got "
             f"{online.update_interval} and {world}. Change one of the two."
         )
     folder, rank = run.folder / FOLDER, dist.get_global_rank()
-    journal = Journal(folder / f"rank{rank}", rank, world, online.update_interval)
+    journal = serving.Journal(folder / f"rank{rank}", rank, world, online.update_interval)
     journal.folder.mkdir(parents=True, exist_ok=True)
 
     # Replays of the student serve recorded requests and test drafts.
     assert isinstance(model.teacher, CachedTeacher), "in online mode the teacher's states come with the requests"
     sampling = Sampling(recipe.data.temperature, top_p=recipe.data.top_p)
-    replay = DraftReplay(
+    replay = serving.DraftReplay(
         model.student.lm, model.teacher.head, model.vocab_size, sampling, online.num_speculative_tokens, recipe.seed
     )
 
     # Requests are recorded and replayed, or served in a separate process.
-    recorded = recorded_stream(run) if online.responses == "recorded" else None
+    recorded = serving.recorded_stream(run) if online.responses == "recorded" else None
     if recorded is not None:
-        requests = RecordedRequests(recorded, replay, journal)
+        requests = serving.RecordedRequests(recorded, replay, journal)
     else:
         own = journal.folder / RECIPE_NAME  # the run's recipe file may be of another command, with other overrides
         save_recipe(recipe, own)
-        requests = LiveRequests(own, journal)
+        requests = serving.LiveRequests(own, journal)
 
     # Train on the whole stream, unless max_duration is in batches.
     max_duration = recipe.distill.max_duration
@@ -394,8 +380,8 @@ def compare_on_stream(run: Run) -> Path:
     Raises:
         UserError: If a baseline has another tokenizer, or the online draft has served nothing yet.
     """
-    folder, online = run.folder / FOLDER, online_of(run)
-    learned = list(read_records(folder / RECORDS))
+    folder, online = run.folder / FOLDER, serving.online_of(run)
+    learned = list(serving.read_records(folder / RECORDS))
     if not learned:
         raise UserError(f"{folder / RECORDS}: contains no requests. Train the online draft first (widedraft distill).")
     by_draft = {}
@@ -404,8 +390,8 @@ def compare_on_stream(run: Run) -> Path:
         written_ns = [path.stat().st_mtime_ns for path in draft.glob("*.safetensors")]
         if not (records_file.is_file() and written_ns and records_file.stat().st_mtime_ns > max(written_ns)):
             require_same_tokenizer(run.target, draft)
-            write_records([served.record for served in serve_stream(run, draft)], records_file)
-        by_draft[name] = list(read_records(records_file))
+            serving.write_records([served.record for served in serve_stream(run, draft)], records_file)
+        by_draft[name] = list(serving.read_records(records_file))
     by_draft["online"] = learned
     resampling = Resampling(CONFIDENCE, NUM_RESAMPLES, run.recipe.seed)
     text = (
@@ -417,29 +403,29 @@ def compare_on_stream(run: Run) -> Path:
     return folder / TABLE
 
 
-def serve_stream(run: Run, draft: Path) -> Iterator[Served]:
-    recipe, online = run.recipe, online_of(run)
+def serve_stream(run: Run, draft: Path) -> Iterator[serving.Served]:
+    recipe, online = run.recipe, serving.online_of(run)
     if online.responses == "live":
-        server = open_server(run, draft, rank=0)
-        for request in requests_of(run, first=0, world=1):
+        server = serving.open_server(run, draft, rank=0)
+        for request in serving.requests_of(run, first=0, world=1):
             yield server.serve(request, updates=0)
         return
-    recorded, device = recorded_stream(run), default_device()
+    recorded, device = serving.recorded_stream(run), default_device()
     dtype = teacher_dtype(recipe.target.dtype, recipe.distill.precision)
     head, model = load_head(run.target, dtype=dtype, device=device), load_model(draft, dtype="float32", device=device)
     sampling = Sampling(recipe.data.temperature, top_p=recipe.data.top_p)
     vocab_size = min(head.vocab_size, vocab_size_of(model))
-    replay = DraftReplay(model, head, vocab_size, sampling, online.num_speculative_tokens, recipe.seed)
+    replay = serving.DraftReplay(model, head, vocab_size, sampling, online.num_speculative_tokens, recipe.seed)
     for each in track(recorded, description="requests", total=len(recorded)):
         yield replay.serve(each, updates=0)
 
 
-def comparison(by_draft: Mapping[str, Sequence[RequestRecord]], resampling: Resampling) -> Table:
+def comparison(by_draft: Mapping[str, Sequence[serving.RequestRecord]], resampling: Resampling) -> Table:
     """Return a row per source and draft: alpha and tau over the last requests, and gains over the first draft.
 
     Only requests that all drafts served are compared.
     """
-    measures: list[Callable[[Sequence[RequestRecord]], Columns]] = [
+    measures: list[Callable[[Sequence[serving.RequestRecord]], Columns]] = [
         lambda records: ([each.alpha * each.tokens for each in records], [float(each.tokens) for each in records]),
         lambda records: ([float(each.tokens) for each in records], [float(each.steps) for each in records]),
     ]
@@ -447,7 +433,7 @@ def comparison(by_draft: Mapping[str, Sequence[RequestRecord]], resampling: Resa
     first, *_ = by_draft
     rows = []
     for source in dict.fromkeys(record.source for records in by_draft.values() for record in records):
-        last: dict[str, Sequence[RequestRecord]] = {}
+        last: dict[str, Sequence[serving.RequestRecord]] = {}
         for name, records in by_draft.items():
             own = [each for each in records if each.source == source and each.request in shared]
             last[name] = own[-max(1, round(COMPARED_SHARE * len(own))) :]

@@ -30,19 +30,7 @@ from transformers import PreTrainedModel
 from architectures.errors import UserError
 from architectures.settings import How
 from architectures.vocabulary_head import columns_below
-from eval.decoding.kv_cache import (
-    Feed,
-    Opener,
-    RowCache,
-    Sequencer,
-    Sight,
-    Span,
-    forward,
-    open_sequencer,
-    positions_of,
-    takes_rows,
-    without_cudnn,
-)
+from eval.decoding import kv_cache
 from eval.large_targets import free_bytes, held_otherwise
 
 SHORTEST = 256  # slots of a cache
@@ -60,7 +48,7 @@ def why_not_captured(model: PreTrainedModel) -> str | None:
     rope = getattr(model.config.get_text_config(decoder=True), "rope_parameters", None) or {}
     kinds = [each.get("rope_type", "") for each in (rope, *rope.values()) if isinstance(each, dict)]
     at_positions = [kind for kind in kinds if "dynamic" in kind or kind == "longrope"]
-    if not takes_rows(model):
+    if not kv_cache.takes_rows(model):
         reason = f"CUDA graphs are not supported for model type {model.config.model_type}."
     elif (held := held_otherwise(model)) is not None:
         reason = f"its {held}, which CUDA graphs do not support."
@@ -105,8 +93,8 @@ class CudaRecorder:
 class MadeSteps:
     """A cache and the steps captured for it."""
 
-    cache: RowCache
-    steps: dict[Feed, CapturedStep] = field(default_factory=dict)
+    cache: kv_cache.RowCache
+    steps: dict[kv_cache.Feed, CapturedStep] = field(default_factory=dict)
 
 
 class CapturedSteps:
@@ -134,9 +122,9 @@ class CapturedSteps:
         *,
         capacity: int,
         vocab_size: int,
-        feeds: Sequence[Feed] = (),
+        feeds: Sequence[kv_cache.Feed] = (),
         goes_back: bool = True,  # noqa: ARG002  # always supported
-    ) -> Sequencer:
+    ) -> kv_cache.Sequencer:
         """Return a sequencer with every step captured; see eval.decoding.kv_cache.open_sequencer and `require`."""
         self.require(model)
         rows, capacity = len(prompts), captured_capacity(capacity)
@@ -148,11 +136,20 @@ class CapturedSteps:
         weakref.finalize(sequencer, free.append, made)
         return sequencer
 
-    def make(self, model: PreTrainedModel, cache: RowCache, feed: Feed, *, rows: int) -> CapturedStep:
+    def make(self, model: PreTrainedModel, cache: kv_cache.RowCache, feed: kv_cache.Feed, *, rows: int) -> CapturedStep:
         """Capture the step of one shape on one cache, at positions -1, which write only to the padding slot."""
         tokens, whole = feed
         ids_BT, positions_BT = filling(model, rows=rows, tokens=tokens)
-        run = partial(forward, model, ids_BT, positions_BT, cache, Sight.of(model), width=cache.capacity, whole=whole)
+        run = partial(
+            kv_cache.forward,
+            model,
+            ids_BT,
+            positions_BT,
+            cache,
+            kv_cache.Sight.of(model),
+            width=cache.capacity,
+            whole=whole,
+        )
         replay, logits_BTV = self.recorders[model](run)
 
         def step(new_ids_BT: Tensor, new_positions_BT: Tensor) -> Tensor:
@@ -174,32 +171,32 @@ class FixedSequencer:
     """Rows of one model, as in RowSequencer, by steps of fixed shapes."""
 
     def __init__(
-        self, model: PreTrainedModel, made: MadeSteps, *, rows: int, vocab_size: int, feeds: Sequence[Feed]
+        self, model: PreTrainedModel, made: MadeSteps, *, rows: int, vocab_size: int, feeds: Sequence[kv_cache.Feed]
     ) -> None:
         self.model, self.columns = model, columns_below(model, vocab_size)
         self.made, self.feeds = made, sorted(feeds)
-        self.num_rows, self.sight = rows, Sight.of(model)
+        self.num_rows, self.sight = rows, kv_cache.Sight.of(model)
         self.keep_rows(list(range(rows)))
 
-    def feed(self, ids_BT: Tensor, spans: Sequence[Span], *, whole: bool) -> Tensor:
+    def feed(self, ids_BT: Tensor, spans: Sequence[kv_cache.Span], *, whole: bool) -> Tensor:
         """See eval.decoding.kv_cache.Sequencer; does not wait for the device."""
         tokens = ids_BT.shape[1]
         width = next((width for width, kind in self.feeds if kind == whole and width >= tokens), None)
-        all_spans: list[Span] = [(0, 0)] * self.num_rows
+        all_spans: list[kv_cache.Span] = [(0, 0)] * self.num_rows
         for row, span in zip(self.rows, spans, strict=True):
             all_spans[row] = span
         ids = ids_BT.new_zeros(self.num_rows, width or tokens)
         (ids[:, :tokens] if whole else ids[:, -tokens:]).index_copy_(0, self.rows_B, ids_BT)
-        positions = positions_of(all_spans, width or tokens, left=whole).to(ids.device, non_blocking=True)
+        positions = kv_cache.positions_of(all_spans, width or tokens, left=whole).to(ids.device, non_blocking=True)
         step = partial(self.read_by_model, whole=whole) if width is None else self.made.steps[width, whole]
         logits = step(ids, positions)
         return logits[:, : tokens if whole else 1, : self.columns].index_select(0, self.rows_B)
 
-    @without_cudnn()
+    @kv_cache.without_cudnn()
     def read_by_model(self, ids_BT: Tensor, positions_BT: Tensor, *, whole: bool) -> Tensor:
         """Run a step of a shape that was not captured, such as a prompt."""
         cache = self.made.cache
-        return forward(self.model, ids_BT, positions_BT, cache, self.sight, width=cache.capacity, whole=whole)
+        return kv_cache.forward(self.model, ids_BT, positions_BT, cache, self.sight, width=cache.capacity, whole=whole)
 
     def keep(self, rows: Sequence[int]) -> None:
         """See eval.decoding.kv_cache.Sequencer; dropped rows stay and are fed padding."""
@@ -210,10 +207,12 @@ class FixedSequencer:
         self.rows, self.rows_B = rows, torch.tensor(rows, device=self.model.device)
 
 
-def new_row_cache(model: PreTrainedModel, *, rows: int, capacity: int) -> RowCache:
-    cache = RowCache(capacity)
-    with without_cudnn():
-        forward(model, *filling(model, rows=rows, tokens=1), cache, Sight.of(model), width=1, whole=False)
+def new_row_cache(model: PreTrainedModel, *, rows: int, capacity: int) -> kv_cache.RowCache:
+    cache = kv_cache.RowCache(capacity)
+    with kv_cache.without_cudnn():
+        kv_cache.forward(
+            model, *filling(model, rows=rows, tokens=1), cache, kv_cache.Sight.of(model), width=1, whole=False
+        )
     return cache
 
 
@@ -222,18 +221,18 @@ def filling(model: PreTrainedModel, *, rows: int, tokens: int) -> tuple[Tensor, 
     return ids_BT, torch.full_like(ids_BT, -1)
 
 
-def new_opener(how: How) -> Opener:
+def new_opener(how: How) -> kv_cache.Opener:
     """Return an opener to share among all calls: it keeps its captured steps."""
-    return open_sequencer if how == "eager" else CapturedSteps()
+    return kv_cache.open_sequencer if how == "eager" else CapturedSteps()
 
 
-def generation_opener(model: PreTrainedModel) -> Opener:
+def generation_opener(model: PreTrainedModel) -> kv_cache.Opener:
     """Return the opener for generating responses: captured steps on a GPU, eager ones if those are not supported."""
     if model.device.type != "cuda":
-        return open_sequencer
+        return kv_cache.open_sequencer
     if (reason := why_not_captured(model)) is not None:
         warn_slow(reason)
-        return open_sequencer
+        return kv_cache.open_sequencer
     return BatchSteps(CapturedSteps())
 
 
@@ -249,10 +248,10 @@ class BatchSteps:
 
     def __call__(
         self, model: PreTrainedModel, prompts: Sequence[Sequence[int]], *, capacity: int, **how: Any
-    ) -> Sequencer:
+    ) -> kv_cache.Sequencer:
         shape = model, len(prompts), captured_capacity(capacity)
         self.steps.free = {key: made for key, made in self.steps.free.items() if key == shape}
-        opener: Opener = self.steps if self.fits(model, len(prompts), shape[2]) else open_sequencer
+        opener: kv_cache.Opener = self.steps if self.fits(model, len(prompts), shape[2]) else kv_cache.open_sequencer
         return opener(model, prompts, capacity=capacity, **how)
 
     def fits(self, model: PreTrainedModel, rows: int, slots: int) -> bool:
