@@ -51,13 +51,14 @@ class Place:
 
 def places_in(batch: Mapping[str, Tensor], *, seed: int, batch_number: int) -> list[Place]:
     """Draw the place of each sequence; the draws depend only on the seed, the batch number and the sequence."""
-    places = []
-    for example in examples_of(batch):
-        ids = np.array([*example.input_ids, example.last_id], dtype=np.int64)
-        generator = np.random.default_rng([seed, batch_number, zlib.crc32(ids.tobytes())])
-        row_seed, turn = int(generator.integers(2**63)), int(generator.integers(len(example.spans)))
-        places.append(Place(example, turn, row_seed, float(generator.random())))
-    return places
+    return [drawn(example, seed=seed, batch_number=batch_number) for example in examples_of(batch)]
+
+
+def drawn(example: Example, *, seed: int, batch_number: int) -> Place:
+    ids = np.array([*example.input_ids, example.last_id], dtype=np.int64)
+    generator = np.random.default_rng([seed, batch_number, zlib.crc32(ids.tobytes())])
+    row_seed = int(generator.integers(2**63))
+    return Place(example, int(generator.integers(len(example.spans))), row_seed, float(generator.random()))
 
 
 def examples_of(batch: Mapping[str, Tensor]) -> list[Example]:
