@@ -5,9 +5,10 @@ Source of the layout: the GGUF specification, ggml-org/ggml docs/gguf.md, versio
 """
 
 import mmap
+import re
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
@@ -16,6 +17,7 @@ from architectures.families import FAMILIES
 from architectures.families.config_entries import mistake_in, require_config
 from architectures.families.family import Gguf
 from architectures.files import require_regular, shown
+from architectures.manifest import sha256_of_files
 from architectures.shapes import Shape
 
 if TYPE_CHECKING:
@@ -26,6 +28,7 @@ MOST_HEADER_BYTES = 64 << 20  # a vocabulary of 256,000 tokens with its merges t
 MOST_TENSORS, MOST_ENTRIES, MOST_AXES, MOST_NAME_BYTES = 100_000, 10_000, 4, 65_535
 VERSIONS = (2, 3)
 DEFAULT_ALIGNMENT = 32
+PART_NAME = re.compile(r"(.*)-\d{5}-of-(\d{5})(\.gguf)", re.IGNORECASE)  # of llama.cpp's llama-gguf-split
 STRING, ARRAY = 8, 9
 MAX_ALIGNMENT = 65_536
 SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
@@ -52,31 +55,69 @@ USE_ORIGINAL = "Use the original Hugging Face checkpoint as the target."
 
 @dataclass(frozen=True)
 class GgufTensor:
-    """Size, type and offset of one tensor."""
+    """Size, type and place of one tensor."""
 
     size: tuple[int, ...]  # in torch's order, rows first; GGUF stores columns first
     type_id: int  # GGMLQuantizationType
-    offset: int  # bytes from the start of the tensor data
+    offset: int  # bytes from the start of the file
+    file: Path
 
 
 @dataclass(frozen=True)
 class GgufHeader:
-    """Header of a GGUF file."""
+    """Header of a GGUF file, or of a split model: entries of its first part, tensors of all."""
 
     metadata: Mapping[str, Any]
     tensors: Mapping[str, GgufTensor]
-    data_start: int
+    data_start: int  # of the first part
+
+
+def gguf_parts(file: Path) -> list[Path]:
+    """Return all parts of a split model, by the name of any of them; the file itself if it is not a part."""
+    match = PART_NAME.fullmatch(file.name)
+    if match is None:
+        return [file]
+    model, count, suffix = match.groups()
+    parts = [file.with_name(f"{model}-{number:05d}-of-{count}{suffix}") for number in range(1, int(count) + 1)]
+    return parts if file in parts else [file]
+
+
+def gguf_inputs(file: Path) -> dict[str, Any]:
+    """Return the inputs of an import for its manifest: the sha256 of the file, or of each part by name."""
+    parts = gguf_parts(file)
+    hashes = sha256_of_files(parts, description=f"hashing {file}")
+    return {"gguf": hashes[0] if len(parts) == 1 else dict(zip((part.name for part in parts), hashes, strict=True))}
 
 
 def read_gguf_header(file: Path) -> GgufHeader:
-    """Read metadata and tensor list of a GGUF file, in time and memory bounded whatever the header claims.
+    """Read metadata and tensor list of a GGUF model, in time and memory bounded whatever the header claims.
+
+    Args:
+        file: Any part, if the model is split.
 
     Raises:
-        UserError: If the file is missing, not GGUF, of another version, or has a damaged, unbounded or truncated
-            header; if it is one part of a split model.
+        UserError: If a file is missing, not GGUF, of another version, or has a damaged, unbounded or truncated
+            header; if the parts are not those of one model.
     """
+    parts = gguf_parts(file)
+    first = read_part(parts[0])
+    tensors = dict(first.tensors)
+    for number, part in enumerate(parts):
+        header = read_part(part) if number else first
+        stated = [header.metadata.get(key, default) for key, default in (("split.no", 0), ("split.count", 1))]
+        if stated != [number, len(parts)] or (number and not tensors.keys().isdisjoint(header.tensors)):
+            raise UserError(
+                f"{part}: split.no and split.count are {shown(stated)}, but {[number, len(parts)]} by the file's name, "
+                "or it repeats a tensor of an earlier part. Use all parts of one model, with the names that "
+                "llama-gguf-split gave them: MODEL-00001-of-0000N.gguf."
+            )
+        tensors |= header.tensors
+    return replace(first, tensors=tensors)
+
+
+def read_part(file: Path) -> GgufHeader:
     if not file.exists():
-        raise UserError(f"{file}: no such file. Pass an existing .gguf file.")
+        raise UserError(f"{file}: no such file. Pass an existing .gguf file, with all its parts.")
     require_regular(file, hint="Pass the path of a .gguf file.")
     if file.stat().st_size < 24:
         raise UserError(f"{file}: too small for a GGUF file ({file.stat().st_size} bytes). Download it again.")
@@ -84,15 +125,9 @@ def read_gguf_header(file: Path) -> GgufHeader:
         if data[:4] != MAGIC:
             raise UserError(f"{file}: not a GGUF file (it starts with {data[:4]!r}). Pass a .gguf file.")
         try:
-            header = parse_header(data, file)
+            return parse_header(data, file)
         except (struct.error, UnicodeDecodeError) as error:
             raise UserError(f"{file}: damaged or truncated within the header ({error}). Download it again.") from error
-    if (parts := header.metadata.get("split.count", 0)) > 1:
-        raise UserError(
-            f"{file}: is part {header.metadata.get('split.no', 0) + 1} of {parts}. Join the parts with llama.cpp: "
-            "llama-gguf-split --merge FIRST-PART OUT.gguf."
-        )
-    return header
 
 
 def parse_header(data: mmap.mmap, file: Path) -> GgufHeader:
@@ -112,11 +147,13 @@ def parse_header(data: mmap.mmap, file: Path) -> GgufHeader:
         if num_axes > MOST_AXES:
             raise struct.error(f"a tensor of {num_axes} axes")
         sizes = [cursor.scalar("Q") for _ in range(num_axes)]
-        tensors[name] = GgufTensor(tuple(reversed(sizes)), cursor.scalar("I"), cursor.scalar("Q"))
+        tensors[name] = GgufTensor(tuple(reversed(sizes)), cursor.scalar("I"), cursor.scalar("Q"), file)
     alignment = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
     if type(alignment) is not int or not 0 < alignment <= MAX_ALIGNMENT:
         raise UserError(f"{file}: general.alignment is {shown(alignment)}. Download the file again.")
-    return GgufHeader(metadata, tensors, data_start=-(-cursor.position // alignment) * alignment)
+    data_start = -(-cursor.position // alignment) * alignment
+    tensors = {name: replace(tensor, offset=data_start + tensor.offset) for name, tensor in tensors.items()}
+    return GgufHeader(metadata, tensors, data_start)
 
 
 class Cursor:

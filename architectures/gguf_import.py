@@ -28,8 +28,17 @@ from architectures.errors import UserError
 from architectures.families import FAMILIES
 from architectures.families.family import Gguf
 from architectures.files import read_json_object, staged_folder, write_json
-from architectures.gguf_format import ARCHITECTURES, TOKEN_KEYS, GgufHeader, GgufTensor, gguf_config, read_gguf_header
-from architectures.manifest import MANIFEST_NAME, sha256_of_file, write_manifest
+from architectures.gguf_format import (
+    ARCHITECTURES,
+    TOKEN_KEYS,
+    GgufHeader,
+    GgufTensor,
+    gguf_config,
+    gguf_inputs,
+    gguf_parts,
+    read_gguf_header,
+)
+from architectures.manifest import MANIFEST_NAME, write_manifest
 from architectures.shapes import Shape, checkpoint_tensors, rope_for_transformers_4
 
 ROPE_FACTORS = "rope_freqs.weight"
@@ -44,7 +53,7 @@ def import_gguf(file: Path, out: Path, *, dtype: str = "float32") -> None:
     """De-quantise a GGUF file into a Hugging Face directory: weights, config, tokenizer, generation_config, manifest.
 
     Args:
-        file: A GGUF file of one of gguf_format.ARCHITECTURES.
+        file: A GGUF file of one of gguf_format.ARCHITECTURES, or any part of a split one.
         out: An earlier import there is replaced.
         dtype: Of the written weights: float32, bfloat16 or float16.
 
@@ -61,14 +70,14 @@ def import_gguf(file: Path, out: Path, *, dtype: str = "float32") -> None:
     written = getattr(torch, dtype)
     layout = {name: TensorInfo(written, header.tensors[stored[name]].size) for name in stored}
     with staged_folder(out) as folder:
-        write_weights(layout, lambda name: read_tensor(file, header, stored[name], shape).to(written), folder)
+        write_weights(layout, lambda name: read_tensor(header, stored[name], shape).to(written), folder)
         settings = {key: value for key, value in entries.items() if key != "rope_theta"}
         AutoConfig.for_model(**settings, architectures=[family.architecture], dtype=dtype).save_pretrained(folder)
         config = read_json_object(folder / "config.json", "Import the file again.")
         write_json(config | rope_for_transformers_4(config), folder / "config.json")
         write_generation_config(header, entries, folder)
-        write_tokenizer(file, header, folder)
-        write_manifest(folder, stage="import-gguf", inputs={"gguf": sha256_of_file(file)}, file=str(file), dtype=dtype)
+        write_tokenizer(gguf_parts(file)[0], header, folder)
+        write_manifest(folder, stage="import-gguf", inputs=gguf_inputs(file), file=str(file), dtype=dtype)
 
 
 def open_gguf(file: Path) -> tuple[GgufHeader, Shape, dict[str, str]]:
@@ -99,45 +108,42 @@ def require_gguf_tensors(file: Path, header: GgufHeader, expected: Mapping[str, 
                 f"{file}: {name} has shape {list(header.tensors[name].size)}, but the header implies {list(size)}. "
                 "Download the file again."
             )
-    byte_ranges = tensor_byte_ranges(file, header)
-    for name in header.tensors:
+    byte_ranges = tensor_byte_ranges(header)
+    for name, tensor in header.tensors.items():
         if name not in expected and name != ROPE_FACTORS:
             raise UserError(
                 f"{file}: {name} is not a tensor of {header.metadata['general.architecture']}, and dropping it would "
                 "change the model. Use the original Hugging Face checkpoint as the target."
             )
-        end = byte_ranges[name][1]
-        if end > file.stat().st_size:
+        end, available = byte_ranges[name][1], tensor.file.stat().st_size
+        if end > available:
             raise UserError(
-                f"{file}: truncated within {name}: {end} bytes are needed, the file has {file.stat().st_size}. "
+                f"{tensor.file}: truncated within {name}: {end} bytes are needed, the file has {available}. "
                 "Download the file again."
             )
 
 
-def tensor_byte_ranges(file: Path, header: GgufHeader) -> dict[str, tuple[int, int]]:
-    """Return the byte range of each tensor, in file order; UserError if two overlap."""
-    begins = {name: header.data_start + tensor.offset for name, tensor in header.tensors.items()}
-    byte_ranges = {
-        name: (begin, begin + num_bytes(file, name, header.tensors[name]))
-        for name, begin in sorted(begins.items(), key=lambda pair: pair[1])
-    }
-    for (name, (_, end)), (other, (start, _)) in pairwise(byte_ranges.items()):
-        if start < end:
-            raise UserError(f"{file}: {other} overlaps {name} at byte {start}. Download the file again.")
+def tensor_byte_ranges(header: GgufHeader) -> dict[str, tuple[int, int]]:
+    """Return the byte range of each tensor in its file, in file order; UserError if two overlap."""
+    in_order = sorted(header.tensors.items(), key=lambda pair: (pair[1].file, pair[1].offset))
+    byte_ranges = {name: (tensor.offset, tensor.offset + num_bytes(name, tensor)) for name, tensor in in_order}
+    for (name, before), (other, after) in pairwise(in_order):
+        if before.file == after.file and after.offset < byte_ranges[name][1]:
+            raise UserError(f"{after.file}: {other} overlaps {name} at byte {after.offset}. Download the file again.")
     return byte_ranges
 
 
-def num_bytes(file: Path, name: str, tensor: GgufTensor) -> int:
+def num_bytes(name: str, tensor: GgufTensor) -> int:
     try:
         kind = GGMLQuantizationType(tensor.type_id)
         block_size = GGML_QUANT_SIZES[kind][0]
     except (ValueError, KeyError) as error:
         raise UserError(
-            f"{file}: {name} has unknown quantisation type {tensor.type_id}. Use a common type such as Q8_0."
+            f"{tensor.file}: {name} has unknown quantisation type {tensor.type_id}. Use a common type such as Q8_0."
         ) from error
     if not tensor.size or tensor.size[-1] % block_size:
         raise UserError(
-            f"{file}: {name} has shape {list(tensor.size)}, not a multiple of the block size {block_size}. "
+            f"{tensor.file}: {name} has shape {list(tensor.size)}, not a multiple of the block size {block_size}. "
             "Download the file again."
         )
     return stored_bytes(tensor.size, kind)
@@ -148,16 +154,15 @@ def stored_bytes(size: tuple[int, ...], kind: GGMLQuantizationType) -> int:
     return prod(size) // block_size * block_bytes
 
 
-def read_tensor(file: Path, header: GgufHeader, name: str, shape: Shape) -> Tensor:
+def read_tensor(header: GgufHeader, name: str, shape: Shape) -> Tensor:
     """Read one tensor, de-quantised to float32 and in the row order of transformers."""
     tensor = header.tensors[name]
-    start = header.data_start + tensor.offset
-    raw = np.fromfile(file, dtype=np.uint8, count=num_bytes(file, name, tensor), offset=start)
+    raw = np.fromfile(tensor.file, dtype=np.uint8, count=num_bytes(name, tensor), offset=tensor.offset)
     rows = raw.reshape(*tensor.size[:-1], -1)
     with np.errstate(invalid="ignore", over="ignore"):  # checked below
         weight = torch.from_numpy(dequantize(rows, GGMLQuantizationType(tensor.type_id)).astype(np.float32, copy=False))
     if not torch.stack(weight.aminmax()).isfinite().all():
-        raise UserError(f"{file}: {name} contains NaN or infinity. Download the file again.")
+        raise UserError(f"{tensor.file}: {name} contains NaN or infinity. Download the file again.")
     return in_row_order(ARCHITECTURES[header.metadata["general.architecture"]], name, weight, shape, rotary_halves)
 
 
@@ -198,7 +203,7 @@ def rope_entries(file: Path, header: GgufHeader, entries: Mapping[str, Any]) -> 
             f"{file}: {ROPE_FACTORS} must have {entries['head_dim'] // 2} F32 values, got {list(tensor.size)} of "
             f"type {tensor.type_id}. Download the file again."
         )
-    factors = np.fromfile(file, np.float32, count=tensor.size[0], offset=header.data_start + tensor.offset)
+    factors = np.fromfile(tensor.file, np.float32, count=tensor.size[0], offset=tensor.offset)
     if not (np.isfinite(factors).all() and factors.min() > 0 and factors.max() >= 1):
         raise UserError(f"{file}: {ROPE_FACTORS} must contain factors > 0. Download the file again.")
     scaled = plain | {

@@ -23,8 +23,8 @@ from typing import Any
 from architectures.errors import UserError
 from architectures.families.config_entries import TEXT_PARTS, contradiction, require_config
 from architectures.files import MASK, looked_for, masked, packaged_target, read_json_object
-from architectures.gguf_format import gguf_config, read_gguf_header
-from architectures.manifest import changed_inputs, fingerprint_checkpoint, read_manifest, sha256_of_file
+from architectures.gguf_format import gguf_config, gguf_inputs, read_gguf_header
+from architectures.manifest import changed_inputs, fingerprint_checkpoint, read_manifest
 from architectures.target_files import SETTINGS_NAME, SPECIAL_IDS, read_generation_settings
 from architectures.vocabulary import reject_small_head
 
@@ -288,9 +288,7 @@ def imported(source: Path, cache: Path | None) -> Path:
 
             import_text_model(source, cache)
         return cache
-    if not source.is_file():
-        raise UserError(f"{source}: no such file. Pass an existing .gguf file.")
-    if manifest is None or changed_inputs(manifest, {"gguf": sha256_of_file(source)}):
+    if manifest is None or changed_inputs(manifest, gguf_inputs(source)):
         from architectures.gguf_import import import_gguf  # loads torch
 
         import_gguf(source, cache)

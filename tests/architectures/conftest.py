@@ -208,3 +208,25 @@ def stored_tensors(source: Path, config) -> dict[str, np.ndarray]:
 def add_tensor(writer: gguf.GGUFWriter, name: str, weight: np.ndarray, matrices) -> None:
     kind = F32 if weight.ndim == 1 else matrices
     writer.add_tensor(name, quantize(np.ascontiguousarray(weight), kind), raw_dtype=kind)
+
+
+def split_gguf(file: Path, count: int) -> list[Path]:
+    """Split a file as llama-gguf-split does: all entries in the first part, the tensors over all of them."""
+    reader = gguf.GGUFReader(file)
+    parts = [file.with_name(f"{file.stem}-{number + 1:05d}-of-{count:05d}.gguf") for number in range(count)]
+    for number, part in enumerate(parts):
+        writer = gguf.GGUFWriter(part, reader.fields["general.architecture"].contents())
+        for name, field in reader.fields.items() if number == 0 else ():
+            if not name.startswith("GGUF.") and name != "general.architecture":
+                item = field.types[-1] if field.types[0] == gguf.GGUFValueType.ARRAY else None
+                writer.add_key_value(name, field.contents(), field.types[0], sub_type=item)
+        writer.add_uint16("split.no", number)
+        writer.add_uint16("split.count", count)
+        writer.add_int32("split.tensors.count", len(reader.tensors))
+        for tensor in reader.tensors[number::count]:
+            writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+    return parts

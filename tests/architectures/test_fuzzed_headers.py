@@ -64,7 +64,7 @@ def read_gguf(file: Path) -> None:
     require_gguf_tensors(file, header, {names[name]: size for name, size in sizes.items()})
     rope_entries(file, header, entries)
     for name, size in sizes.items():
-        tensor = read_tensor(file, header, names[name], shape)
+        tensor = read_tensor(header, names[name], shape)
         assert tuple(tensor.shape) == size
         assert tensor.isfinite().all()
 

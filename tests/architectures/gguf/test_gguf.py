@@ -12,8 +12,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from architectures.gguf_format import read_gguf_header
 from architectures.gguf_import import import_gguf
-from architectures.hub import read_config
-from tests.architectures.conftest import FAMILY_SETTINGS, LLAMA, perturb
+from architectures.hub import read_config, resolve_checkpoint
+from architectures.manifest import read_manifest, sha256_of_file
+from tests.architectures.conftest import FAMILY_SETTINGS, LLAMA, perturb, split_gguf
 from tests.rejections import rejects
 
 IDS = torch.arange(3, 35)[None]
@@ -53,6 +54,21 @@ def test_an_unquantised_file_gives_the_original_back(write_gguf, make_checkpoint
     source = perturb(make_checkpoint(model_type=family, **settings))
     import_gguf(write_gguf(source, tmp_path / "model.gguf", matrices=F32), tmp_path / "out")
     require_same_model(tmp_path / "out", source)
+
+
+@pytest.mark.parametrize("given", [0, 2])
+def test_a_split_model_is_imported_by_any_of_its_parts(write_gguf, llama, tmp_path, given):
+    whole = write_gguf(llama, tmp_path / "model.gguf", matrices=F32)
+    parts = split_gguf(whole, 3)
+
+    folder = resolve_checkpoint(str(parts[given]), cache=tmp_path / "cache")
+    require_same_model(folder, llama)
+    assert read_config(parts[given]) == read_config(whole)
+    assert (read_manifest(folder) or {}).get("inputs") == {"gguf": {part.name: sha256_of_file(part) for part in parts}}
+
+    written = (folder / "manifest.json").stat().st_mtime_ns
+    assert resolve_checkpoint(str(parts[1]), cache=folder) == folder
+    assert (folder / "manifest.json").stat().st_mtime_ns == written
 
 
 @pytest.mark.parametrize("kind", [Q8, Q4_1])
@@ -114,9 +130,7 @@ def test_our_header_agrees_with_the_gguf_package(write_gguf, llama, tmp_path):
     for key, value in ours.metadata.items():
         found = theirs.fields[key].contents()
         assert (len(value) == len(found)) if isinstance(found, list) else (value == found)
-    assert {
-        name: (tensor.size, tensor.type_id, ours.data_start + tensor.offset) for name, tensor in ours.tensors.items()
-    } == {
+    assert {name: (tensor.size, tensor.type_id, tensor.offset) for name, tensor in ours.tensors.items()} == {
         tensor.name: (tuple(reversed(tensor.shape.tolist())), tensor.tensor_type, tensor.data_offset)
         for tensor in theirs.tensors
     }

@@ -10,6 +10,7 @@ from architectures.gguf_format import read_gguf_header
 from architectures.gguf_import import import_gguf
 from architectures.hub import read_config
 from architectures.shapes import Shape
+from tests.architectures.conftest import split_gguf
 from tests.rejections import rejects
 
 
@@ -61,9 +62,21 @@ def test_entries_that_would_change_the_model_are_refused(write_gguf, llama, tmp_
     refused(file, tmp_path / "out", f"llama.{key}={value} ")
 
 
-def test_a_part_of_a_split_file_is_named(write_gguf, llama, tmp_path):
-    file = write_gguf(llama, tmp_path / "model-00002-of-00003.gguf", metadata={"split.count": 3, "split.no": 1})
-    refused(file, tmp_path / "out", file, "part 2 of 3")
+def test_a_part_that_is_missing_or_of_another_model_is_named(write_gguf, llama, tmp_path):
+    parts = split_gguf(write_gguf(llama, tmp_path / "model.gguf"), 3)
+    moved = parts[1].rename(tmp_path / "other.gguf")
+    refused(parts[2], tmp_path / "out", parts[1])
+    refused(moved, tmp_path / "out", moved, "split.count")
+    parts[1].write_bytes(parts[2].read_bytes())
+    refused(parts[0], tmp_path / "out", parts[1], "split.no")
+    parts[1].write_bytes((tmp_path / "model.gguf").read_bytes())  # repeats every tensor
+    refused(parts[0], tmp_path / "out", parts[1])
+
+
+def test_a_truncated_part_is_named(write_gguf, llama, tmp_path):
+    parts = split_gguf(write_gguf(llama, tmp_path / "model.gguf"), 2)
+    parts[1].write_bytes(parts[1].read_bytes()[:-64])
+    refused(parts[0], tmp_path / "out", parts[1])
 
 
 def test_harmless_entries_are_accepted(write_gguf, llama, tmp_path):

@@ -10,6 +10,7 @@ import pytest
 from huggingface_hub import errors
 
 from architectures import gguf_import
+from architectures.gguf_format import gguf_inputs
 from architectures.hub import read_config, read_remote_config, resolve_checkpoint
 from tests.rejections import rejects
 
@@ -22,8 +23,7 @@ def imports(monkeypatch):
     def record(file: Path, out: Path) -> None:
         calls.append((file, out))
         out.mkdir(exist_ok=True)
-        fingerprint = gguf_import.sha256_of_file(file)
-        (out / "manifest.json").write_text(json.dumps({"stage": "import-gguf", "inputs": {"gguf": fingerprint}}))
+        (out / "manifest.json").write_text(json.dumps({"stage": "import-gguf", "inputs": gguf_inputs(file)}))
 
     monkeypatch.setattr(gguf_import, "import_gguf", record)
     return calls
