@@ -46,8 +46,13 @@ CONFIG_KEYS = {
 }
 TOKEN_KEYS = {"bos_token_id": "bos_token_id", "eos_token_id": "eos_token_id", "padding_token_id": "pad_token_id"}
 END_OF_TURN = {"eot_token_id": "bos_token_id", "unknown_token_id": "bos_token_id"}  # each a single id
-# Supported values of `general.architecture`; each is also its model_type in transformers.
-ARCHITECTURES = {name: family.gguf for name, family in FAMILIES.items() if family.gguf and family.gguf.name == name}
+WINDOW_KEYS = {  # of families in which layers with a sliding window have a rotary base of their own
+    "attention.sliding_window": "sliding_window",
+    "rope.freq_base_swa": "rope_local_base_freq",
+    "rope.scaling.factor": "factor",
+}
+# Supported values of `general.architecture`; Mistral's files are LLaMA's.
+ARCHITECTURES = {family.gguf.name: (family, family.gguf) for family in reversed(FAMILIES.values()) if family.gguf}
 CHECKED_KEYS = ("attention.value_length", "rope.dimension_count")  # must agree with head_dim
 NEUTRAL_KEYS = ("vocab_size",)  # implied by the embedding's size
 USE_ORIGINAL = "Use the original Hugging Face checkpoint as the target."
@@ -229,24 +234,27 @@ def gguf_config(file: Path, header: GgufHeader) -> dict[str, Any]:
             f"{file}: general.architecture {architecture!r} is not supported. "
             f"Use a GGUF file of one of: {', '.join(ARCHITECTURES)}."
         )
-    gguf, prefix = ARCHITECTURES[architecture], f"{architecture}."
+    (family, gguf), prefix = ARCHITECTURES[architecture], f"{architecture}."
+    has_windows = family.window_pattern is not None
     stated = {key.removeprefix(prefix): value for key, value in metadata.items() if key.startswith(prefix)}
     scales = {entry: name for name, entry in gguf.scales.items()}
-    names = CONFIG_KEYS | scales
-    reject_entries(file, metadata, prefix, names, required=(*scales, "embedding_length", "attention.head_count"))
+    names = CONFIG_KEYS | scales | (WINDOW_KEYS if has_windows else {})
+    required = (*scales, "embedding_length", "attention.head_count")
+    required += ("attention.sliding_window", "rope.freq_base") if has_windows else ()
+    reject_entries(file, metadata, prefix, names, required=required)
     embedding = header.tensors.get("token_embd.weight")
     if embedding is None or not embedding.size:
         raise UserError(f"{file}: token_embd.weight is missing. Use a GGUF file of a complete model.")
 
     config = {name: stated[key] for key, name in names.items() if key in stated}
-    for name in ("rms_norm_eps", "rope_theta", *scales.values()):
+    for name in ("rms_norm_eps", "rope_theta", "rope_local_base_freq", *scales.values()):
         if name in config:
             config[name] = shortest_decimal(config[name])
     for key, name in TOKEN_KEYS.items():
         if f"tokenizer.ggml.{key}" in metadata:
             config[name] = metadata[f"tokenizer.ggml.{key}"]
     config |= {
-        "model_type": architecture,
+        "model_type": family.model_type,
         "vocab_size": embedding.size[0],
         "tie_word_embeddings": "output.weight" not in header.tensors,
         **{entry: tensor in header.tensors for entry, tensor in gguf.bias_tensors.items()},
@@ -258,8 +266,24 @@ def gguf_config(file: Path, header: GgufHeader) -> dict[str, Any]:
     rotary = gguf.rotary_layers(config.get("num_hidden_layers", 0))
     if rotary is not None:
         config["no_rope_layers"] = rotary
+    config |= window_entries(config, gguf) if has_windows else {}
     require_config(config, str(file))
     return config
+
+
+def window_entries(config: dict[str, Any], gguf: Gguf) -> dict[str, Any]:
+    """Replace the values of WINDOW_KEYS: layers with a window have their own rotary base, and no scaling."""
+    local, factor = config.pop("rope_local_base_freq", 10000.0), config.pop("factor", None)
+    scaling = {"rope_type": "default"} if factor is None else {"rope_type": "linear", "factor": factor}
+    by_hidden = config.get("num_hidden_layers") == gguf.hidden_scale_layers
+    width = config["hidden_size"] // config["num_attention_heads"] if by_hidden else config["head_dim"]
+    return {
+        "query_pre_attn_scalar": width,
+        "rope_parameters": {
+            "full_attention": scaling | {"rope_theta": config["rope_theta"]},
+            "sliding_attention": {"rope_type": "default", "rope_theta": local},
+        },
+    }
 
 
 def reject_entries(
@@ -274,8 +298,9 @@ def reject_entries(
         required: Entries without the prefix.
     """
     known = {f"{prefix}{key}" for key in (*names, *CHECKED_KEYS, *NEUTRAL_KEYS)}
+    scaling = f"{prefix}rope.scaling.type", "linear" if "rope.scaling.factor" in names else "none"
     for key, value in metadata.items():
-        if key.startswith(prefix) and key not in known and (key, value) != (f"{prefix}rope.scaling.type", "none"):
+        if key.startswith(prefix) and key not in known and (key, value) != scaling:
             raise UserError(f"{file}: {key}={value} has no equivalent in Hugging Face configs. {USE_ORIGINAL}")
     for key in required:
         if f"{prefix}{key}" not in metadata:
@@ -358,9 +383,10 @@ def reject_other_shapes(folder: Path, shape: Shape) -> Gguf:
     """Raise UserError for a family or sizes that cannot be exported to GGUF; `folder` is for the message."""
     family = FAMILIES[shape.family]
     gguf = family.gguf
-    if gguf is None:
+    if gguf is None or family.no_gguf:
+        fact = f"model_type {shape.family} cannot be exported to GGUF: {family.no_gguf or 'not supported'}"
         hint = CONVERTER if "llama.cpp" in family.engines else SERVE_AS_IT_IS
-        raise UserError(f"{folder}: model_type {shape.family} cannot be exported to GGUF: {family.no_gguf}. {hint}")
+        raise UserError(f"{folder}: {fact}. {hint}")
     query = shape.heads * shape.head_dim
     for differs, fact in (
         (gguf.query_is_hidden and query != shape.hidden, f"has hidden_size={shape.hidden} query channels, not {query}"),

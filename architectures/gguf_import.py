@@ -64,7 +64,7 @@ def import_gguf(file: Path, out: Path, *, dtype: str = "float32") -> None:
     header, shape, stored = open_gguf(file)
     entries = gguf_config(file, header)
     family = FAMILIES[shape.family]
-    entries |= rope_entries(file, header, entries)
+    entries = rope_entries(file, header, entries) | entries  # some families have rope_parameters already
     require_replaceable(out, MANIFEST_NAME, reading=file, stage="import-gguf")
 
     written = getattr(torch, dtype)
@@ -108,12 +108,14 @@ def require_gguf_tensors(file: Path, header: GgufHeader, expected: Mapping[str, 
                 f"{file}: {name} has shape {list(header.tensors[name].size)}, but the header implies {list(size)}. "
                 "Download the file again."
             )
+    architecture = header.metadata["general.architecture"]
+    known = {*expected, ROPE_FACTORS} if ARCHITECTURES[architecture][1].rope_factors else {*expected}
     byte_ranges = tensor_byte_ranges(header)
     for name, tensor in header.tensors.items():
-        if name not in expected and name != ROPE_FACTORS:
+        if name not in known:
             raise UserError(
-                f"{file}: {name} is not a tensor of {header.metadata['general.architecture']}, and dropping it would "
-                "change the model. Use the original Hugging Face checkpoint as the target."
+                f"{file}: {name} is not a tensor of {architecture}, and dropping it would change the model. "
+                "Use the original Hugging Face checkpoint as the target."
             )
         end, available = byte_ranges[name][1], tensor.file.stat().st_size
         if end > available:
@@ -163,7 +165,9 @@ def read_tensor(header: GgufHeader, name: str, shape: Shape) -> Tensor:
         weight = torch.from_numpy(dequantize(rows, GGMLQuantizationType(tensor.type_id)).astype(np.float32, copy=False))
     if not torch.stack(weight.aminmax()).isfinite().all():
         raise UserError(f"{tensor.file}: {name} contains NaN or infinity. Download the file again.")
-    return in_row_order(ARCHITECTURES[header.metadata["general.architecture"]], name, weight, shape, rotary_halves)
+    family, gguf = ARCHITECTURES[header.metadata["general.architecture"]]
+    weight = in_row_order(gguf, name, weight, shape, rotary_halves)
+    return weight - family.norm_offset if weight.dim() == 1 else weight  # llama.cpp multiplies by the stored norm
 
 
 def in_row_order(

@@ -7,7 +7,8 @@ share an attention bias). "a+b" is a fused axis: a's rows, then b's.
 Source of names and defaults: transformers 5.17 and 5.23, the modeling and configuration module of each model_type; of
 tied heads: vLLM 0.32, models/gemma2.py; SGLang 0.5.23, models/gemma2.py and gemma3_causal.py; llama.cpp,
 conversion/gemma.py; of head widths: SGLang 0.5.23, models/olmo2.py; llama.cpp, conversion/granite.py; of GGUF files:
-src/models/smollm3.cpp, olmo2.cpp and granite.cpp of llama-cpp-python 0.3.36.
+src/models/smollm3.cpp, olmo2.cpp and granite.cpp of llama-cpp-python 0.3.36; llama.cpp, conversion/gemma.py and
+gemma3 in src/llama-model.cpp.
 """
 
 from collections.abc import Mapping
@@ -93,7 +94,7 @@ class Gguf:
     """Architecture of a family in llama.cpp, and the requirements of its loader.
 
     Attributes:
-        name: `general.architecture`; if it equals the model_type, such files are imported as this family.
+        name: `general.architecture`; such files are imported as the first family of this name.
         bias_tensors: Config entry -> a tensor that exists if the entry is true.
         scales: Config entry -> entry below the architecture's name, for numbers the model multiplies or divides by.
         own_row_order: Query and key rows are stored in llama.cpp's rotary order, in adjacent pairs.
@@ -103,6 +104,7 @@ class Gguf:
         tied_head: The output head may be omitted if it is the embedding.
         rope_factors: The layers read Llama 3's divisors of rotary frequencies.
         rope_period: Every n-th layer has no rotary positions, without an entry; None if all have them.
+        hidden_scale_layers: Depth at which queries are scaled by hidden / heads instead of head_dim; 0 for none.
     """
 
     name: str
@@ -115,6 +117,7 @@ class Gguf:
     tied_head: bool = True
     rope_factors: bool = False
     rope_period: int | None = None
+    hidden_scale_layers: int = 0
 
     def rotary_layers(self, layers: int) -> list[int] | None:
         """Return 1 per layer if llama.cpp gives it rotary positions, else 0; None if all have them."""
@@ -164,8 +167,8 @@ class Family:
         engines: Engines with a model class of this family.
         heads_share_hidden: Those of them that compute the head width as hidden / heads, whatever the config.
         head_is_embedding: Those of them that always tie the head: lm_head.weight is ignored.
-        gguf: Target architecture of a GGUF export; None if not supported.
-        no_gguf: Why it is not supported.
+        gguf: Architecture in GGUF files; None if not supported.
+        no_gguf: Why export is not supported; empty if it is.
         encoder: Of an encoder-decoder model, whose decoder is `layer`; None for decoder-only models.
         untied_entry: Entry that is false if the head is not the embedding, whatever tie_word_embeddings is.
         gated_entry: Entry that begins with "gated" if the feed-forward has a gate.
@@ -209,7 +212,7 @@ class Family:
     heads_share_hidden: tuple[ModelEngine, ...] = ()
     head_is_embedding: tuple[ModelEngine, ...] = ()
     gguf: Gguf | None = None
-    no_gguf: str = "not supported"
+    no_gguf: str = ""
     encoder: Encoder | None = None
     untied_entry: ConfigEntry | None = None
     gated_entry: ConfigEntry | None = None
@@ -401,6 +404,7 @@ GEMMA3 = replace(
     default_context=131072,
     scaled_context=True,
     head_is_embedding=("SGLang", "llama.cpp"),
+    gguf=Gguf(name="gemma3", hidden_scale_layers=62),
 )
 PHI3 = Family(
     model_type="phi3",

@@ -19,6 +19,7 @@ from gguf.quants import quantize
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 
+from architectures.families import FAMILIES
 from architectures.gguf_import import gguf_names
 from architectures.shapes import Shape
 from tests.conftest import MERGES
@@ -133,7 +134,9 @@ def gguf_file(
         sentencepiece: A tokenizer like Llama 2's in place of the folder's.
     """
     config = AutoConfig.from_pretrained(source)
-    name = architecture or config.model_type
+    family = FAMILIES[config.model_type]
+    assert family.gguf is not None
+    name = architecture or family.gguf.name
     writer = gguf.GGUFWriter(file, name)
     writer.add_name("Tiny Model")
     writer.add_context_length(config.max_position_embeddings)
@@ -144,11 +147,14 @@ def gguf_file(
     writer.add_head_count_kv(config.num_key_value_heads)
     writer.add_key_length(config.head_dim if config.model_type != "qwen2" else 16)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    writer.add_rope_freq_base(config.rope_parameters.get("full_attention", config.rope_parameters)["rope_theta"])
+    if family.window_pattern is not None:
+        writer.add_sliding_window(config.sliding_window)
     if alignment is not None:
         writer.add_custom_alignment(alignment)
     for key, value in metadata.items():
-        add = {bool: writer.add_bool, int: writer.add_uint32, str: writer.add_string}[type(value)]
+        kinds = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
+        add = kinds[type(value)]
         add(key, value)
     if sentencepiece:
         add_sentencepiece_tokenizer(writer)
@@ -201,7 +207,7 @@ def stored_tensors(source: Path, config) -> dict[str, np.ndarray]:
         if heads and config.model_type == "llama":
             halves = weight.reshape(heads, 2, shape.head_dim // 2, *weight.shape[1:])
             weight = halves.swapaxes(1, 2).reshape(weight.shape)
-        stored[stored_name] = weight
+        stored[stored_name] = weight + FAMILIES[shape.family].norm_offset if weight.ndim == 1 else weight
     return stored
 
 

@@ -3,11 +3,10 @@
 import ast
 import re
 from collections.abc import Iterator
-from dataclasses import fields
 from pathlib import Path
 
 from architectures.families import FAMILIES
-from architectures.families.family import Family, Gguf
+from architectures.families.family import Gguf
 
 ROOT = Path(__file__).parents[3]
 TABLE = ROOT / "architectures" / "families"
@@ -71,12 +70,9 @@ def test_engines_without_a_head_are_engines_that_load_the_family():
 
 
 def test_a_family_becomes_a_gguf_file_or_says_why_not():
-    default = next(field.default for field in fields(Family) if field.name == "no_gguf")
     for family in FAMILIES.values():
-        assert family.no_gguf
         if family.gguf is not None:
             assert "llama.cpp" in family.engines
-            assert family.no_gguf == default  # a reason beside it would be read by nobody
 
 
 def test_files_of_one_architecture_have_one_row_order():

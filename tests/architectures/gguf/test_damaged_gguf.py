@@ -74,7 +74,7 @@ WRONG = [  # values as such are config.json's, which are tried one by one in fam
     ("tokenizer.ggml.eos_token_id", (U32, 264)),
     ("tokenizer.ggml.eot_token_id", (STRING, "</s>")),
     *(("general.alignment", value) for value in ((U32, 0), (STRING, "32"), (I32, -32), (U64, 2**62))),
-    *(("general.architecture", value) for value in ((U32, 3), (ARRAY, [1]), (STRING, "gemma3"))),
+    *(("general.architecture", value) for value in ((U32, 3), (ARRAY, [1]), (STRING, "gemma4"))),
 ]
 
 

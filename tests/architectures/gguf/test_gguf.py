@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from architectures.gguf_format import read_gguf_header
 from architectures.gguf_import import import_gguf
 from architectures.hub import read_config, resolve_checkpoint
 from architectures.manifest import read_manifest, sha256_of_file
-from tests.architectures.conftest import FAMILY_SETTINGS, LLAMA, perturb, split_gguf
+from tests.architectures.conftest import FAMILY_SETTINGS, LLAMA, PIECES, perturb, split_gguf
 from tests.rejections import rejects
 
 IDS = torch.arange(3, 35)[None]
@@ -79,6 +79,33 @@ def test_logits_are_those_of_the_dequantised_model(write_gguf, source, tmp_path,
     expected = logits(tmp_path, gguf_file=file.name, dtype=torch.float32)
     assert torch.equal(logits(tmp_path / "out"), expected)
     assert not torch.equal(expected, logits(source))
+
+
+GEMMA3 = {"head_dim": 32, "sliding_window": 8, "num_hidden_layers": 7, "query_pre_attn_scalar": 32}
+SCALED = {"gemma3.rope.scaling.type": "linear", "gemma3.rope.scaling.factor": 8.0}
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+def test_gemma_3_has_windows_and_two_rotary_bases(write_gguf, make_checkpoint, tmp_path, scaled):
+    """Its full-attention layer is the sixth; norms are stored with 1 added, queries scaled by depth."""
+    full = {"rope_type": "linear", "factor": 8.0} if scaled else {"rope_type": "default"}
+    local = {"rope_type": "default", "rope_theta": 20000.0 if scaled else 10000.0}
+    rope = {"full_attention": full | {"rope_theta": 1e6}, "sliding_attention": local}
+    source = perturb(make_checkpoint(model_type="gemma3_text", rope_parameters=rope, **GEMMA3))
+    metadata = SCALED | {"gemma3.rope.freq_base_swa": 20000.0} if scaled else {}
+    file = write_gguf(source, tmp_path / "model.gguf", matrices=F32, metadata=metadata, sentencepiece=True)
+    import_gguf(file, tmp_path / "out")
+
+    weights, expected = (load_file(folder / "model.safetensors") for folder in (tmp_path / "out", source))
+    assert weights.keys() == expected.keys()
+    assert torch.equal(logits(tmp_path / "out"), logits(source))
+    assert read_config(file)["rope_parameters"] == read_config(source)["rope_parameters"]
+    assert AutoTokenizer.from_pretrained(tmp_path / "out")("hi")["input_ids"] == [1, PIECES.index("hi")]
+
+
+def test_gemma_3_27b_scales_queries_by_the_hidden_width(write_gguf, make_checkpoint, tmp_path):
+    source = make_checkpoint(model_type="gemma3_text", **GEMMA3 | {"num_hidden_layers": 62, "num_attention_heads": 2})
+    assert read_config(write_gguf(source, tmp_path / "model.gguf"))["query_pre_attn_scalar"] == 64 // 2
 
 
 def test_the_folder_keeps_no_trace_of_its_past(write_gguf, llama, tmp_path):

@@ -21,12 +21,12 @@ def refused(file: Path, out: Path, *named: object) -> None:
 
 
 def test_another_family_is_refused_from_its_header_alone(write_gguf, llama, tmp_path):
-    file = write_gguf(llama, tmp_path / "model.gguf", architecture="gemma3")
+    file = write_gguf(llama, tmp_path / "model.gguf", architecture="gemma4")
     header = read_gguf_header(file)
     file.write_bytes(file.read_bytes()[: header.data_start])  # no tensor to be read
 
-    refused(file, tmp_path / "out", "gemma3")
-    with rejects("gemma3"):
+    refused(file, tmp_path / "out", "gemma4")
+    with rejects("gemma4"):
         read_config(file)
 
 
