@@ -11,15 +11,20 @@ from typing import Any
 from architectures.errors import UserError
 from architectures.families.classic import BLOOM, GPT2, GPT_BIGCODE, GPT_NEOX, OPT, T5
 from architectures.families.family import (
+    EXAONE4,
     GEMMA2,
     GEMMA3,
+    GLM4,
     GRANITE,
     LLAMA,
+    MINISTRAL3,
     MISTRAL,
     OLMO2,
+    OLMO3,
     PHI3,
     QWEN2,
     QWEN3,
+    SEED_OSS,
     SMOLLM3,
     Family,
 )
@@ -28,6 +33,7 @@ FAMILIES: dict[str, Family] = {
     family.model_type: family
     for family in (
         *(LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA2, GEMMA3, PHI3, SMOLLM3, OLMO2, GRANITE),
+        *(OLMO3, EXAONE4, SEED_OSS, GLM4, MINISTRAL3),
         *(OPT, GPT_NEOX, BLOOM, GPT2, GPT_BIGCODE),
         T5,
     )

@@ -71,7 +71,7 @@ CONFIG = {
         {
             "model_type feed_forward_proj": str,
             "num_hidden_layers n_layer num_layers encoder_layers decoder_layers": Layers,
-            "relative_attention_num_buckets sliding_window_pattern no_rope_layer_interval": Layers,
+            "relative_attention_num_buckets no_rope_layer_interval": Layers,
             "max_window_layers": NotNegative,
             "hidden_size n_embd d_model d_ff intermediate_size ffn_dim vocab_size num_labels": Width,
             "head_vocab_size": Width,  # widedraft's own: rows of a reduced output head
@@ -87,6 +87,7 @@ CONFIG = {
             "query_pre_attn_scalar": Positive,
             "tie_word_embeddings attention_bias mlp_bias use_sliding_window scale_attn_weights multi_query": bool,
             "is_encoder_decoder is_decoder add_cross_attention use_parallel_residual scale_decoder_outputs": bool,
+            "attention_out_bias": bool,
             "return_dict": Literal[True],
         }
     ),
@@ -94,6 +95,7 @@ CONFIG = {
         {
             "architectures": list[str],
             "num_decoder_layers": Layers,
+            "sliding_window_pattern": Layers | Annotated[str, Field(pattern="^[LG]+$")],  # EXAONE writes LLLG
             "n_inner word_embed_proj_dim": Width,
             "num_key_value_heads head_dim d_kv": Heads,
             "sliding_window": Positions,
@@ -201,6 +203,8 @@ def contradiction(config: Mapping[str, Any]) -> str | None:
             return f"{name} has {len(config[name])} entries for {layers} layers"
     # Sliding-window layers need a window; Qwen also has a switch, off by default.
     family, layer_types = FAMILIES.get(config.get("model_type", "")), config.get("layer_types")
+    if layer_types is None and not isinstance(config.get("sliding_window_pattern", 1), int):
+        return f"sliding_window_pattern is {config['sliding_window_pattern']!r}, which needs layer_types"
     by_pattern = family is not None and family.window_pattern is not None
     switched_on = family is None or family.window_layers is None or config.get("use_sliding_window", False)
     is_windowed = by_pattern if layer_types is None else "sliding_attention" in layer_types

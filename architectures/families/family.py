@@ -6,7 +6,9 @@ share an attention bias). "a+b" is a fused axis: a's rows, then b's.
 
 Source of names and defaults: transformers 5.17 and 5.23, the modeling and configuration module of each model_type; of
 tied heads: vLLM 0.32, models/gemma2.py; SGLang 0.5.23, models/gemma2.py and gemma3_causal.py; llama.cpp,
-conversion/gemma.py; of head widths: SGLang 0.5.23, models/olmo2.py; llama.cpp, conversion/granite.py; of GGUF files:
+conversion/gemma.py; of head widths: SGLang 0.5.23, models/olmo2.py; llama.cpp, conversion/granite.py; of engines of
+OLMo 3 and later entries: vLLM 0.32, models/exaone4.py, glm4.py and mistral.py; SGLang 0.5.23, models/glm4.py and
+ministral3.py; llama.cpp, src/models/olmo2.cpp, seed-oss.cpp, glm4.cpp and mistral3.cpp; of GGUF files:
 src/models/smollm3.cpp, olmo2.cpp and granite.cpp of llama-cpp-python 0.3.36; llama.cpp, conversion/gemma.py and
 gemma3 in src/llama-model.cpp.
 """
@@ -17,7 +19,16 @@ from typing import Any, Literal
 
 from architectures.errors import UserError
 
-BiasRule = bool | str  # True: always; False: never; string: the config entry that decides
+
+@dataclass(frozen=True)
+class ConfigEntry:
+    """Entry of config.json with transformers' default."""
+
+    key: str
+    default: Any
+
+
+BiasRule = bool | str | ConfigEntry  # True: always; False: never; string: the entry that decides, by default false
 EMBEDDING_ROLES = ("embedding", "positions", "head")
 Feature = Literal[  # recipe features that some families do not support
     "merge",
@@ -71,14 +82,6 @@ def rms_norm(name: str, axis: str = "hidden") -> LayerPart:
 def layer_norm(name: str) -> LayerPart:
     """Return a norm with a weight and a bias."""
     return LayerPart(name, ("hidden",), "hidden")
-
-
-@dataclass(frozen=True)
-class ConfigEntry:
-    """Entry of config.json with transformers' default."""
-
-    key: str
-    default: Any
 
 
 @dataclass(frozen=True)
@@ -236,7 +239,13 @@ class Family:
 
     def biases(self, config: Mapping[str, Any]) -> dict[str, bool]:
         rules = {"qkv_bias": self.qkv_bias, "output_bias": self.output_bias, "ffn_bias": self.ffn_bias}
-        return {name: bool(config.get(rule, False)) if isinstance(rule, str) else rule for name, rule in rules.items()}
+        entries = {
+            name: ConfigEntry(rule, default=False) if isinstance(rule, str) else rule for name, rule in rules.items()
+        }
+        return {
+            name: entry if isinstance(entry, bool) else bool(config.get(entry.key, entry.default))
+            for name, entry in entries.items()
+        }
 
     @property
     def stored_copies(self) -> tuple[str, ...]:
@@ -307,6 +316,13 @@ PHI3_LAYER = {
     "ffn_down": linear("mlp.down_proj", "hidden", "intermediate"),
     "attention_norm": rms_norm("input_layernorm"),
     "ffn_norm": rms_norm("post_attention_layernorm"),
+}
+
+GLM4_LAYER = {
+    **{role: part for role, part in LLAMA_LAYER.items() if role not in ("ffn_gate", "ffn_up")},
+    "ffn_gate_up": PHI3_LAYER["ffn_gate_up"],
+    "attention_post_norm": rms_norm("post_self_attn_layernorm"),
+    "ffn_post_norm": rms_norm("post_mlp_layernorm"),
 }
 
 ATTENTION_BIAS = {"attention_bias": "blk.0.attn_q.bias"}
@@ -475,4 +491,72 @@ GRANITE = Family(
         own_row_order=True,
         rope_factors=True,
     ),
+)
+OLMO3 = replace(
+    OLMO2,
+    model_type="olmo3",
+    label="OLMo 3",
+    architecture="Olmo3ForCausalLM",
+    window_pattern=ConfigEntry("sliding_window_pattern", 4),
+    mask_per_kind=True,
+    engines=("llama.cpp",),
+    heads_share_hidden=("llama.cpp",),
+    gguf=None,
+)
+# With a window, the other layers have no rotary positions: both follow from layer_types. SGLang and llama.cpp compute
+# them from the layer's number instead, which pruning changes.
+EXAONE4 = Family(
+    model_type="exaone4",
+    label="EXAONE 4.0",
+    architecture="Exaone4ForCausalLM",
+    layer={**OLMO2_LAYER, **QUERY_KEY_NORMS},
+    outside=OUTSIDE,
+    default_kv_heads=32,
+    default_norm_eps=1e-5,
+    window_pattern=ConfigEntry("sliding_window_pattern", 4),
+    by_rows=True,
+    mask_per_kind=True,
+    engines=("vLLM",),
+)
+SEED_OSS = Family(
+    model_type="seed_oss",
+    label="Seed-OSS",
+    architecture="SeedOssForCausalLM",
+    layer=LLAMA_LAYER,
+    outside=OUTSIDE,
+    qkv_bias=ConfigEntry("attention_bias", default=True),
+    output_bias="attention_out_bias",
+    ffn_bias="mlp_bias",
+    default_kv_heads=8,
+    default_head_dim=128,
+    default_context=524288,
+    by_rows=True,
+    engines=("llama.cpp",),
+)
+GLM4 = Family(
+    model_type="glm4",
+    label="GLM-4",
+    architecture="Glm4ForCausalLM",
+    layer=GLM4_LAYER,
+    outside=OUTSIDE,
+    qkv_bias=ConfigEntry("attention_bias", default=True),
+    default_kv_heads=2,
+    default_head_dim=128,
+    default_norm_eps=1.5625e-7,
+    default_context=131072,
+    by_rows=True,
+    engines=("vLLM", "SGLang", "llama.cpp"),
+)
+MINISTRAL3 = Family(
+    model_type="ministral3",
+    label="Ministral 3",
+    architecture="Ministral3ForCausalLM",
+    layer=LLAMA_LAYER,
+    outside=OUTSIDE,
+    default_kv_heads=8,
+    default_head_dim=128,
+    default_norm_eps=1e-5,
+    default_context=262144,
+    by_rows=True,
+    engines=("vLLM", "SGLang", "llama.cpp"),
 )

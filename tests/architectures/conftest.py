@@ -41,6 +41,12 @@ FAMILY_SETTINGS: dict[str, dict[str, Any]] = {
         "residual_multiplier": 0.22,
         "logits_scaling": 3.0,
     },
+    "olmo3": {"tie_word_embeddings": False, "sliding_window": 8},
+    # Norms of queries share the epsilon that a narrower residual stream scales: small, so that it does not matter.
+    "exaone4": {"head_dim": 32, "sliding_window": 8, "sliding_window_pattern": 3, "rms_norm_eps": 1e-6},
+    "seed_oss": {"head_dim": 32, "attention_out_bias": True},
+    "glm4": {"head_dim": 32, "tie_word_embeddings": False},
+    "ministral3": {"head_dim": 32},
     "opt": {"ffn_dim": 96, "word_embed_proj_dim": 64},
     "gpt_neox": {"tie_word_embeddings": False},
     "bloom": {"n_layer": 4, "n_head": 4},

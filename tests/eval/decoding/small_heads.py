@@ -12,7 +12,7 @@ from eval.decoding.speculative import SpeculativeSteps
 from tests.conftest import TINY_SHAPE
 
 SMALL = {**TINY_SHAPE, "num_hidden_layers": 2, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
-WITHOUT_WINDOW = {"llama", "olmo2", "granite", "gpt_neox", "gpt2", "gpt_bigcode"}
+WITHOUT_WINDOW = {"llama", "olmo2", "granite", "seed_oss", "glm4", "ministral3", "gpt_neox", "gpt2", "gpt_bigcode"}
 SETTINGS = {
     "opt": {"ffn_dim": 128, "word_embed_proj_dim": 64},
     "mistral": {"sliding_window": 6},
@@ -20,6 +20,8 @@ SETTINGS = {
     "gemma3_text": {"sliding_window": 6, "tie_word_embeddings": False},
     "phi3": {"sliding_window": 6},
     "olmo2": {"tie_word_embeddings": False},
+    "olmo3": {"sliding_window": 6},
+    "exaone4": {"sliding_window": 6},
 }
 
 
