@@ -504,7 +504,7 @@ OLMO3 = replace(
     gguf=None,
 )
 # With a window, the other layers have no rotary positions: both follow from layer_types. SGLang and llama.cpp compute
-# them from the layer's number instead, which pruning changes.
+# them from the layer's number or the depth instead, which pruning changes.
 EXAONE4 = Family(
     model_type="exaone4",
     label="EXAONE 4.0",

@@ -14,7 +14,8 @@ from architectures.families import FAMILIES
 from architectures.vocabulary import read_draft_vocabulary, write_draft_vocabulary
 from eval.models import load_model, load_tokenizer
 
-SERVED = ("llama", "mistral", "qwen2", "qwen3", "gemma3_text", "phi3", "granite", "opt", "bloom", "gpt2")
+SERVED = ("llama", "mistral", "qwen2", "qwen3", "gemma3_text", "phi3", "granite", "exaone4", "glm4", "ministral3")
+SERVED += ("opt", "bloom", "gpt2")
 INPUTS = torch.randint(0, 264, (3, 40), generator=torch.Generator().manual_seed(1))
 UNKNOWN_ID = 263
 

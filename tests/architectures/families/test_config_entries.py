@@ -45,6 +45,9 @@ REFUSED = [
     *(("pad_token_id", value) for value in ("a", -2, 264, [0], True)),
     *(("bos_token_id", value) for value in ("a", -1, [1], True)),
     *(("layer_types", value) for value in ("full_attention", ["a"] * 4, [1] * 4, ["full_attention"] * 3, {})),
+    *(
+        ("sliding_window_pattern", value) for value in (0, -1, 2.5, True, "", "LLLX", "LLLG", None, [4])
+    ),  # no layer_types
     *(("quantization_config", value) for value in ("fp8", [1], 8)),
     *(("text_config", value) for value in ("a", [1], {"vocab_size": 0}, {"hidden_size": "a"})),
     *(("return_dict", value) for value in (False, None, "true")),

@@ -133,12 +133,12 @@ def test_layer_lists_and_window_layers_follow_the_cut(family_checkpoint, tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("family", "kinds"),  # of layers 0, 2 and 3: qwen2 has windows from layer 2 on, Gemma but in each second or third
-    [("qwen2", "fss"), ("gemma2", "ssf"), ("gemma3_text", "sfs")],
+    ("family", "kinds"),  # of layers 0, 2 and 3: qwen2 has windows from layer 2 on, Gemma and others but in each n-th
+    [("qwen2", "fss"), ("gemma2", "ssf"), ("gemma3_text", "sfs"), ("olmo3", "ssf"), ("exaone4", "sfs")],
 )
 def test_an_older_config_without_layer_types_keeps_its_windows(family_copy, tmp_path, family, kinds):
     target = family_copy(family)
-    pattern = {"sliding_window_pattern": 3} if family == "gemma3_text" else {}
+    pattern = {"sliding_window_pattern": 3} if family in ("gemma3_text", "exaone4") else {}
     write_config(target, without=["layer_types"], **pattern)
 
     prune_checkpoint(target, plan_for(target, layers=3, method="evenly_spaced"), tmp_path / "draft")

@@ -41,6 +41,12 @@ VARIANTS = {
     "qwen2 ignores attention_bias": {**TINY, "model_type": "qwen2", "attention_bias": False},
     "qwen3": {**TINY, "model_type": "qwen3", "tie_word_embeddings": True},
     "qwen3, attention_bias": {**TINY, "model_type": "qwen3", "attention_bias": True},
+    "olmo3": {**TINY, "model_type": "olmo3"},
+    "exaone4": {**TINY, "model_type": "exaone4"},
+    "seed_oss": {**TINY, "model_type": "seed_oss"},  # biased by default
+    "seed_oss, no attention_bias": {**TINY, "model_type": "seed_oss", "attention_bias": False},
+    "glm4": {**TINY, "model_type": "glm4", "pad_token_id": 0},
+    "ministral3": {**TINY, "model_type": "ministral3"},
 }
 # method.md 1.1, in millions
 PUBLISHED = {

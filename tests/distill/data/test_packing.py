@@ -33,6 +33,8 @@ SETTINGS = {
     "gemma3_text": {**WINDOW, "sliding_window_pattern": 3},
     "phi3": WINDOW,
     "smollm3": {**WINDOW, "use_sliding_window": True},
+    "olmo3": WINDOW,
+    "exaone4": {**WINDOW, "sliding_window_pattern": 3},
     "granite": {"attention_multiplier": 0.25},  # 1 by default: scores so large that rounding shows
     "opt": {"ffn_dim": 96, "word_embed_proj_dim": 64},
 }
