@@ -122,7 +122,8 @@ def test_activation_of_neurons_and_heads(watched, layer):
 
 
 def test_activation_of_channels(watched):
-    gemma, bare = (watched.config.model_type.startswith(name) for name in ("gemma", "olmo2"))
+    gemma = watched.config.model_type.startswith("gemma")
+    bare = "attention_norm" not in FAMILIES[watched.config.model_type].layer
     readers = ("input_layernorm", "pre_feedforward_layernorm" if gemma else "post_attention_layernorm")
     read = {f"model.layers.{layer}.{norm}": watched.outputs for layer in range(4) for norm in readers}
     if bare:  # attention and feed-forward read the stream itself
@@ -146,8 +147,8 @@ def test_flap(watched, layer):
 
 
 def rows_of(model, role, layer):
-    """The weight of a role; out of a fused one for phi3."""
-    if model.config.model_type != "phi3":
+    """The weight of a role; out of a fused one for phi3 and glm4."""
+    if role in FAMILIES[model.config.model_type].layer:
         return part(model, role, layer).weight.detach().double()
     fused = "qkv" if role in ("query", "key", "value") else "ffn_gate_up"
     sizes = {"qkv": (64, 32, 32), "ffn_gate_up": (128, 128)}[fused]
