@@ -11,11 +11,13 @@ import html
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 from pathlib import Path
 from typing import Any
 
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
+from architectures.checkpoint import open_weights
 from architectures.compatibility import (
     DEFAULT_NUM_SPECULATIVE_TOKENS,
     ENGINES,
@@ -284,6 +286,7 @@ def data_sets_of(sources: Iterable[PromptSource]) -> list[str]:
 
 def fact_rows(recipe: Recipe, folder: Path, counts: Mapping[str, Any]) -> list[tuple[str, str]]:
     shape = shape_of(folder)
+    stored = sum(prod(info.size) for info in open_weights(folder).info.values())
     vocabulary, distill, train = recipe.architecture.vocabulary, recipe.distill, counts.get("train", {})
     trained_on = "text" if distill.train_on == "text" else "responses of the target"
     if distill.train_on != "text" and "response_tokens" in train:
@@ -297,8 +300,8 @@ def fact_rows(recipe: Recipe, folder: Path, counts: Mapping[str, Any]) -> list[t
     )
     rows = [
         ("shape", sizes),
-        ("parameters", f"{shape.parameters():,} ({millions(shape.parameters())})"),
-        ("without embeddings", f"{shape.parameters_without_embeddings():,}"),
+        ("parameters", f"{stored:,} ({millions(stored)})"),
+        ("without embeddings", f"{stored - shape.parameters() + shape.parameters_without_embeddings():,}"),
         ("made by", f"pruning the target ({recipe.architecture.method}), then distillation"),
         ("trained on", trained_on),
         ("loss", f"{losses}, {distill.max_duration}"),
