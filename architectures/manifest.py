@@ -56,7 +56,11 @@ Manifest = dict[str, Any]  # "stage", "inputs", "provenance", and the stage's ow
 
 
 class SplitCounts(TypedDict):
-    """Counts of training or held-out responses; `sequences` and `split` for existing conversations."""
+    """Counts of training or held-out responses; `sequences` and `split` for existing conversations.
+
+    at_temperature has the responses of each temperature if there are several, longest the tokens of the longest prompt
+    with its response.
+    """
 
     responses: int
     response_tokens: int
@@ -64,6 +68,8 @@ class SplitCounts(TypedDict):
     sequences: NotRequired[int]
     split: NotRequired[int]
     ended_by_length: NotRequired[int]
+    at_temperature: NotRequired[dict[str, int]]
+    longest: NotRequired[int]
 
 
 class ResponseCounts(TypedDict):

@@ -297,7 +297,7 @@ def build_model(run: Run, *, eval_tasks: tuple[str, ...]) -> DistillModel:
         ResponseLogits(student, **layout),
         teacher,
         objective=build_objective(config.terms, temperature=config.temperature),
-        held_out=HeldOut(eval_tasks, recipe.data.temperature, recipe.data.top_p),
+        held_out=HeldOut(eval_tasks, recipe.data.temperatures[0], recipe.data.top_p),
         cpu_bfloat16=not on_gpu and config.precision != "fp32",
     )
     if model.ids_K is None:  # otherwise cached entries are restricted to the student's ids
@@ -375,7 +375,7 @@ def build_trainer(
                 checkpoints,
                 save_interval=interval(config.save_interval, config, max_duration),
                 num_to_keep=config.save_num_checkpoints_to_keep,
-                best_by=Known(config.teacher.source != "none", recipe.data.temperature).best_by,
+                best_by=Known(config.teacher.source != "none", recipe.data.temperatures[0]).best_by,
                 sharded=config.checkpoints == "sharded",
                 resume_from=folder,
             ),
@@ -432,7 +432,7 @@ def response_training(
     rollouts = Rollouts(
         student,
         teacher,
-        Generation(Sampling(data.temperature, data.top_p), stop_token_ids(student), model.vocab_size),
+        Generation(Sampling(data.temperatures[0], data.top_p), stop_token_ids(student), model.vocab_size),
         probability=1.0 if samples == "student" else MIXED_PROBABILITY,
         max_new_tokens=data.max_new_tokens,
         max_seq_len=data.max_seq_len,

@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
-from itertools import accumulate
+from itertools import accumulate, cycle
 from pathlib import Path
 from typing import Annotated, Any, Literal, NotRequired, TypeVar
 
@@ -256,6 +256,7 @@ class Trace:
         tools: Functions offered to the target, if any; like chat_template_kwargs, rendered into the prompt.
         response_logp: log p(y_t) in nats of every token under the distribution it was drawn from: after penalty,
             temperature and filters. None if greedy, and for sampled responses of earlier versions.
+        temperature: It was generated with; None if it was given.
     """
 
     __pydantic_config__ = ConfigDict(extra="forbid")
@@ -272,6 +273,7 @@ class Trace:
     response_logp: tuple[LogProbability, ...] | None = None
     tools: tuple[dict[str, Any], ...] = ()
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    temperature: float | None = None
 
     def __post_init__(self) -> None:
         if self.response_logp is not None and len(self.response_logp) != len(self.response_ids):
@@ -290,6 +292,7 @@ class DecodingSettings:
     """How the target generates its responses.
 
     Attributes:
+        temperature: Of several, one per prompt in turn.
         top_p: As in eval.config.SamplingConfig, like top_k, min_p and repetition_penalty.
         shard_size: Prompts per shard, the unit a rerun continues from.
         max_prompt_len: Tokens; longer prompts are dropped and counted.
@@ -297,7 +300,7 @@ class DecodingSettings:
     """
 
     max_new_tokens: int
-    temperature: float
+    temperature: float | tuple[float, ...]
     top_p: float
     batch_size: int
     shard_size: int
@@ -311,6 +314,10 @@ class DecodingSettings:
     holding: Holding = WHOLE
 
     @property
+    def temperatures(self) -> tuple[float, ...]:
+        return self.temperature if isinstance(self.temperature, tuple) else (self.temperature,)
+
+    @property
     def claimed(self) -> dict[str, Any]:
         """Settings to record with responses; those added in later versions only if they change the output.
 
@@ -319,6 +326,8 @@ class DecodingSettings:
         defaults = {each.name: each.default for each in fields(self)}  # MISSING if there is no default
         values = {name: value for name, value in asdict(self).items() if name != "holding"}
         claimed = {name: value for name, value in values.items() if value != defaults[name]}
+        if isinstance(self.temperature, tuple):
+            claimed["temperature"] = list(self.temperature)
         return claimed | self.holding.claimed
 
 
@@ -341,6 +350,7 @@ class RecordedTurn:
     task: str | None
     tools: tuple[dict[str, Any], ...] = ()
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    temperature: float = 0.0
 
     @property
     def source(self) -> str:
@@ -359,8 +369,8 @@ class RecordedTurn:
         )
 
 
-def first_turns(prompts: Sequence[Prompt]) -> list[RecordedTurn]:
-    """Return the first turn of each prompt; ids leave gaps for the later ones."""
+def first_turns(prompts: Sequence[Prompt], temperatures: Sequence[float] = (0.0,)) -> list[RecordedTurn]:
+    """Return the first turn of each prompt, temperatures in turn; ids leave gaps for the later turns."""
     ids = accumulate((1 + len(prompt.later_turns) for prompt in prompts), initial=0)
     return [
         RecordedTurn(
@@ -373,8 +383,9 @@ def first_turns(prompts: Sequence[Prompt]) -> list[RecordedTurn]:
             prompt.task,
             prompt.tools,
             prompt.chat_template_kwargs,
+            temperature,
         )
-        for first_id, prompt in zip(ids, prompts, strict=False)  # the last sum is the number of all turns
+        for first_id, prompt, temperature in zip(ids, prompts, cycle(temperatures), strict=False)
     ]
 
 
@@ -412,8 +423,9 @@ def continues(earlier_ids: Sequence[int], later_ids: Sequence[int]) -> bool:
 
 def rows_of(traces: Sequence[Trace]) -> list[dict[str, Any]]:
     rows = [asdict(trace) for trace in sorted(traces, key=lambda trace: trace.id)]
-    optional = ("response_logp", "tools", "chat_template_kwargs")
-    return [{name: value for name, value in row.items() if value or name not in optional} for row in rows]
+    optional = ("response_logp", "tools", "chat_template_kwargs", "temperature")
+    absent = (None, (), {})
+    return [{name: value for name, value in row.items() if name not in optional or value not in absent} for row in rows]
 
 
 TRACE = TypeAdapter(Trace)

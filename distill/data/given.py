@@ -347,6 +347,7 @@ def count_given(out: Path, conversations: Sequence[Conversation]) -> tuple[Split
         prompts=len(conversations),
         responses=len(traces),
         response_tokens=sum(len(trace.response_ids) for trace in traces),
+        longest=max((len(trace.token_ids) for trace in traces), default=0),
         sequences=len(rows) + sum(breaks),
         split=num_split,
     )

@@ -11,6 +11,7 @@ Source: Xu et al. 2024, "Magpie: Alignment Data Synthesis from Scratch by Prompt
 
 import random
 import sys
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
@@ -322,8 +323,8 @@ def generate_responses(
     Returns:
         None while files of other parts are missing, else counts for the manifest: prompts, self_written, duplicates,
         too_long, asked_in_eval (dropped because they render to the tokens of a held-out prompt) and malformed, by
-        kind; under "train" and "eval" prompts, responses, response_tokens and ended_by_length. A prompt of several
-        turns has several responses; too_long counts turns without one.
+        kind; under "train" and "eval" what `count_responses` returns. A prompt of several turns has several responses;
+        too_long counts turns without one.
 
     Raises:
         UserError: If there are no prompts, too few to hold some out, or out contains responses of other inputs.
@@ -348,8 +349,10 @@ def generate_responses(
     drawn, held_out = hold_out(fitting, config.num_eval_prompts, seed=seed, least_left=1 if to_train_on else 0)
     train = drop_evaluated(drawn, held_out, ids) if to_train_on else []
     answered = {"eval": held_out, "train": train} if to_train_on else {"eval": held_out}
+    # Held-out prompts take the first temperature: their metrics are those of one distribution.
+    decoding = {"eval": replace(settings, temperature=settings.temperatures[0]), "train": settings}
     for name, split in answered.items():
-        write_traces(target, split, out, settings, name=name, generated_by=generated_by, share=share, part=part)
+        write_traces(target, split, out, decoding[name], name=name, generated_by=generated_by, share=share, part=part)
     if share.lead(lambda: missing_shards(out, list(answered))):
         return None
     counted = {name: count_responses(out, name, split, tokenizer) for name, split in answered.items()}
@@ -443,13 +446,20 @@ MAX_CUT_THINKING = 0.3  # share of responses whose reasoning max_new_tokens cuts
 def count_responses(
     out: Path, name: str, prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase
 ) -> tuple[SplitCounts, int]:
-    """Count the responses on disk, how they ended, and the prompts' turns without one."""
+    """Count the responses on disk, how they ended and at which temperatures, and the prompts' turns without one."""
     traces = read_traces(out, name)
     num_tokens = sum(len(trace.response_ids) for trace in traces)
     cut = [trace for trace in traces if trace.finish_reason == "length"]
     counts = SplitCounts(
-        prompts=len(prompts), responses=len(traces), response_tokens=num_tokens, ended_by_length=len(cut)
+        prompts=len(prompts),
+        responses=len(traces),
+        response_tokens=num_tokens,
+        ended_by_length=len(cut),
+        longest=max((len(trace.token_ids) for trace in traces), default=0),
     )
+    temperatures = Counter(f"{trace.temperature:g}" for trace in traces if trace.temperature is not None)
+    if len(temperatures) > 1:
+        counts["at_temperature"] = dict(sorted(temperatures.items()))
     if cut:
         print(f"{name}: {len(cut)} of {len(traces)} responses ended by data.max_new_tokens", file=sys.stderr)
     thinking = sum(is_thinking(trace, tokenizer) for trace in cut)

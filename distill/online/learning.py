@@ -334,7 +334,7 @@ def request_training(
 
     # Replays of the student serve recorded requests and test drafts.
     assert isinstance(model.teacher, CachedTeacher), "in online mode the teacher's states come with the requests"
-    sampling = Sampling(recipe.data.temperature, top_p=recipe.data.top_p)
+    sampling = Sampling(recipe.data.temperatures[0], top_p=recipe.data.top_p)
     replay = serving.DraftReplay(
         model.student.lm, model.teacher.head, model.vocab_size, sampling, online.num_speculative_tokens, recipe.seed
     )
@@ -413,7 +413,7 @@ def serve_stream(run: Run, draft: Path) -> Iterator[serving.Served]:
     recorded, device = serving.recorded_stream(run), default_device()
     dtype = teacher_dtype(recipe.target.dtype, recipe.distill.precision)
     head, model = load_head(run.target, dtype=dtype, device=device), load_model(draft, dtype="float32", device=device)
-    sampling = Sampling(recipe.data.temperature, top_p=recipe.data.top_p)
+    sampling = Sampling(recipe.data.temperatures[0], top_p=recipe.data.top_p)
     vocab_size = min(head.vocab_size, vocab_size_of(model))
     replay = serving.DraftReplay(model, head, vocab_size, sampling, online.num_speculative_tokens, recipe.seed)
     for each in track(recorded, description="requests", total=len(recorded)):

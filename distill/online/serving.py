@@ -481,7 +481,7 @@ def open_server(run: Run, draft: Path, *, rank: int) -> OnlineServer:
     device = f"cuda:{rank % torch.cuda.device_count()}" if torch.cuda.is_available() else "cpu"
     load = partial(load_model, dtype=recipe.target.dtype, device=device)
     target, proposer = load(run.target, bits=recipe.target.bits), load(draft)
-    sampling = Sampling(recipe.data.temperature, top_p=recipe.data.top_p)
+    sampling = Sampling(recipe.data.temperatures[0], top_p=recipe.data.top_p)
     return OnlineServer(target, proposer, online.num_speculative_tokens, sampling, stop_token_ids(target), recipe.seed)
 
 

@@ -100,7 +100,11 @@ class DataConfig(Section):
     )
     max_seq_len: int = Field(default=1024, ge=2, description="Maximum tokens of prompt plus response.")
     max_new_tokens: MaxNewTokens = Field(default=256, description="Maximum tokens of a response.")
-    temperature: Temperature = Field(default=0.0, description="Sampling temperature of the responses; 0 is greedy.")
+    temperature: Temperature | Annotated[tuple[Temperature, ...], Field(min_length=1, strict=False)] = Field(
+        default=0.0,
+        description="Sampling temperature of the responses; 0 is greedy. Of a list, one per prompt in turn; held-out "
+        "prompts take the first.",
+    )
     top_p: float = Field(default=1.0, gt=0, le=1, description="Nucleus sampling; 1 samples from all tokens.")
     batch_size: BatchSize = Field(default=48, description="Batch size of generation.")
     malformed: Literal["error", "skip"] = Field(
@@ -113,6 +117,10 @@ class DataConfig(Section):
         description="Arguments of the chat template, such as {enable_thinking: false}; of a list of them, one per row "
         "in turn.",
     )
+
+    @property
+    def temperatures(self) -> tuple[float, ...]:
+        return self.temperature if isinstance(self.temperature, tuple) else (self.temperature,)
 
     @property
     def shard_size(self) -> int:

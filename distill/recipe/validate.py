@@ -26,6 +26,12 @@ NOT_ONLINE = {  # keys of distill with the only value that online mode supports,
     "packing": (False, "each request is a separate row"),
     "parallelism": ("ddp", "each process passes its whole draft to its server"),
 }
+ONE_TEMPERATURE: Mapping[str, Callable[[Recipe], bool]] = {  # when a list of temperatures is not supported
+    "data.responses is given": lambda recipe: recipe.data.responses == "given",
+    "distill.train_on is text": lambda recipe: recipe.distill.train_on == "text",
+    "distill.samples is not teacher": lambda recipe: recipe.distill.samples != "teacher",
+    "distill.online is set": lambda recipe: recipe.distill.online is not None,
+}
 SEARCHED = {"whole": set(), "spread": {"merge_order"}, "layers": {"merge_order", "removal_order"}}
 
 
@@ -51,8 +57,11 @@ def data_rules(recipe: Recipe) -> Broken:
         yield "data.self_written_prompts", "must be > 0 when data.prompts is empty, got 0. Set data.prompts."
     if data.max_new_tokens >= data.max_seq_len:
         yield "data.max_new_tokens", f"must be < data.max_seq_len, got {data.max_new_tokens} and {data.max_seq_len}."
-    if data.temperature == 0 and data.top_p < 1:
+    if max(data.temperatures) == 0 and data.top_p < 1:
         yield "data.top_p", f"must be 1 when data.temperature is 0, got {data.top_p}: greedy responses do not sample."
+    for key, has_one in ONE_TEMPERATURE.items():
+        if len(data.temperatures) > 1 and has_one(recipe):
+            yield "data.temperature", f"must be one number when {key}, got {list(data.temperatures)}."
 
 
 def target_rules(recipe: Recipe) -> Broken:

@@ -11,6 +11,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from functools import cached_property
 from hashlib import sha256
+from itertools import groupby
 from pathlib import Path
 from typing import cast
 
@@ -92,14 +93,14 @@ def write_traces(
     settings, tokenizer = within_context(target, settings), load_tokenizer(target)
     generator = (generated_by or LocalGenerator)(target, tokenizer, settings, name=name, share=share)
     lengths = [len(ids) for _, ids in rendered(tokenizer, prompts)]
-    turns = first_turns(drop_too_long(prompts, lengths, settings.max_prompt_len))
+    turns = first_turns(drop_too_long(prompts, lengths, settings.max_prompt_len), settings.temperatures)
     chunks = [turns[start : start + settings.shard_size] for start in range(0, len(turns), settings.shard_size)]
     record = {
         "target": fingerprint_checkpoint(target),
         "template": template_hash(tokenizer),
         "prompts": fingerprint_value([prompt_record(prompt) for prompt in prompts]),
         **settings.claimed,
-        **claimed_draws(settings.temperature, generator.draws),
+        **claimed_draws(max(settings.temperatures), generator.draws),
     }
 
     def missing_shards() -> list[Path]:
@@ -123,8 +124,8 @@ def write_traces(
         print(f"{name}: {responses} responses, {tokens} tokens, {rate:.0f} tokens/s", file=sys.stderr)
 
 
-def sampling_of(settings: DecodingSettings) -> Sampling:
-    return Sampling(settings.temperature, settings.top_p, settings.top_k, settings.min_p, settings.repetition_penalty)
+def sampling_of(settings: DecodingSettings, temperature: float) -> Sampling:
+    return Sampling(temperature, settings.top_p, settings.top_k, settings.min_p, settings.repetition_penalty)
 
 
 def claimed_draws(temperature: float, draws: str = DRAWS) -> dict[str, str]:
@@ -212,23 +213,29 @@ class LocalGenerator:
             turns = following
 
     def generate_each(self, turns: Sequence[RecordedTurn]) -> Iterator[tuple[RecordedTurn, Trace]]:
-        """Yield one response per turn, in batches sorted by length; turns that are too long have none."""
+        """Yield one response per turn, in batches of one temperature; turns that are too long have none."""
         rendered = [(self.render(turn), turn) for turn in turns]
         fitting = [(ids, turn) for ids, turn in rendered if len(ids) <= self.settings.max_prompt_len]
-        fitting.sort(key=lambda pair: len(pair[0]))
+        fitting.sort(key=lambda pair: (pair[1].temperature, len(pair[0])))
+        for temperature, own in groupby(fitting, key=lambda pair: pair[1].temperature):
+            yield from self.generate_at(temperature, list(own))
+
+    def generate_at(self, temperature: float, fitting: Sequence[Rendered]) -> Iterator[tuple[RecordedTurn, Trace]]:
+        """Yield one response per turn, in batches sorted by length."""
+        sampling = sampling_of(self.settings, temperature)
         for start in range(0, len(fitting), self.settings.batch_size):
-            yield from self.generate_batch(fitting[start : start + self.settings.batch_size])
+            yield from self.generate_batch(fitting[start : start + self.settings.batch_size], sampling)
 
     def render(self, turn: RecordedTurn) -> list[int]:
         ids = render_prompt(self.tokenizer, turn)
         require_rows_for_row(ids, self.target, self.vocab_size, turn.source)
         return ids
 
-    def generate_batch(self, batch: Sequence[Rendered]) -> Iterator[tuple[RecordedTurn, Trace]]:
+    def generate_batch(self, batch: Sequence[Rendered], sampling: Sampling) -> Iterator[tuple[RecordedTurn, Trace]]:
         """Yield responses of one batch as they finish, advancing the progress bar by steps."""
         work = PASS_ROWS + len(batch)
         step_work, steps, emitted = work / self.settings.max_new_tokens, 0, Counter[int]()
-        for event in self.decode(batch):
+        for event in self.decode(batch, sampling):
             if isinstance(event, tuple):
                 prompt_ids, turn = batch[event[0]]
                 yield turn, self.trace(turn, prompt_ids, event[1])
@@ -239,7 +246,7 @@ class LocalGenerator:
                 self.advance(step_work, items=0)
         self.advance(work - steps * step_work, items=0)
 
-    def decode(self, batch: Sequence[Rendered]) -> Iterator[Emitted | tuple[int, Decoded]]:
+    def decode(self, batch: Sequence[Rendered], sampling: Sampling) -> Iterator[Emitted | tuple[int, Decoded]]:
         if self.settings.dtype == "float16" and not self.is_checked:
             ids, _ = max(batch, key=lambda rendered: len(rendered[0]))
             require_finite(response_logits(self.model, ids[:-1] or ids, ids[-1:]), self.model)
@@ -247,7 +254,7 @@ class LocalGenerator:
         wanted = DecodingRequest(
             [ids for ids, _ in batch],
             Limits(self.settings.max_new_tokens, stop_token_ids(self.model)),
-            sampling_of(self.settings),
+            sampling,
         )
         seeds = [derive_seed(self.settings.seed, self.name, turn.id) for _, turn in batch]
         return decode_steps([self.model], wanted, row_seeds=seeds, opener=self.opener)
@@ -278,6 +285,7 @@ class LocalGenerator:
             tools=turn.tools,
             chat_template_kwargs=turn.chat_template_kwargs,
             response_logp=tuple(round(logp, LOGP_DIGITS) for logp in decoded.logp) or None,
+            temperature=turn.temperature,
         )
 
 

@@ -27,7 +27,7 @@ from architectures.errors import UserError
 from architectures.sharing import Share
 from architectures.target_files import stop_ids
 from eval.config import GenerateConfig
-from eval.decoding.generate import Kind, LocalGenerator, Missing, derive_seed, sampling_of
+from eval.decoding.generate import Kind, LocalGenerator, Missing, Rendered, derive_seed, sampling_of
 from eval.decoding.sampling import Decoded, Limits, Sampling, log_distribution, penalised, seen_along
 from eval.lossless import shortfalls
 from eval.replay import response_logits
@@ -421,20 +421,16 @@ class EngineGenerator(LocalGenerator):
             for (path, _), rows in zip(shards, traces, strict=True):
                 write_shard(path, rows_of(rows))
 
-    def generate_each(self, turns: Sequence[RecordedTurn]) -> Iterator[tuple[RecordedTurn, Trace]]:
-        rendered = [(self.render(turn), turn) for turn in turns]
-        new = [(ids, turn) for ids, turn in rendered if len(ids) <= self.settings.max_prompt_len]
-        if not new:
-            return
+    def generate_at(self, temperature: float, fitting: Sequence[Rendered]) -> Iterator[tuple[RecordedTurn, Trace]]:
         engine = self.kind.open(self.target, self.settings, self.share)
-        seeds = [derive_seed(self.settings.seed, self.name, turn.id) & MAX_SEED for _, turn in new]
+        seeds = [derive_seed(self.settings.seed, self.name, turn.id) & MAX_SEED for _, turn in fitting]
         limits = Limits(self.settings.max_new_tokens, stop_ids(self.target))
-        sampling = sampling_of(self.settings)
-        replies = engine.generate([ids for ids, _ in new], seeds, limits=limits, sampling=sampling)
+        sampling = sampling_of(self.settings, temperature)
+        replies = engine.generate([ids for ids, _ in fitting], seeds, limits=limits, sampling=sampling)
         first: list[tuple[list[int], tuple[int, ...]]] = []
         is_targets = self.settings.served_model is None
         with closing(replies):  # on an error requests in flight are cancelled
-            for ids, turn in new:
+            for ids, turn in fitting:
                 try:
                     decoded = next(replies)
                     require_possible(engine.name, decoded, limits, self.vocab_size)
@@ -444,7 +440,7 @@ class EngineGenerator(LocalGenerator):
                     raise UserError(f"{turn.source}: {error}") from error
                 if is_targets and sampling not in self.kind.checked:
                     first.append((ids, decoded.token_ids))
-                    if len(first) in (NUM_CHECKED, len(new)):
+                    if len(first) in (NUM_CHECKED, len(fitting)):
                         self.check(engine.name, first, sampling)
                 yield turn, self.trace(turn, ids, decoded)
                 self.advance(1, items=0)

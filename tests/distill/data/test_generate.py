@@ -42,6 +42,7 @@ def test_responses_of_both_splits_and_their_counts(tiny_target, row_file, tmp_pa
             "responses": len(traces),
             "response_tokens": sum(len(trace.response_ids) for trace in traces),
             "ended_by_length": sum(trace.finish_reason == "length" for trace in traces),
+            "longest": max(len(trace.token_ids) for trace in traces),
         }
         for name, traces in (("train", train), ("eval", held_out))
     }
@@ -86,6 +87,18 @@ def test_settings_of_the_recipe_reach_the_responses(tiny_target, row_file, tmp_p
     }  # fmt: skip
     for name in ("train", "eval"):
         assert record[name]["settings"].items() >= expected.items()
+
+
+def test_temperatures_alternate_in_training_and_are_counted(tiny_target, row_file, tmp_path):
+    path = row_file(*({"prompt": f"question {i}"} for i in range(10)))
+    counts = run(tiny_target, config(path, temperature=(0.0, 0.5, 1.0)), tmp_path / "data")
+    assert [trace.temperature for trace in read_traces(tmp_path / "data", "train")] == [0.0, 0.5, 1.0] * 2 + [0.0]
+    assert {trace.temperature for trace in read_traces(tmp_path / "data", "eval")} == {0.0}
+    assert counts["train"]["at_temperature"] == {"0": 3, "0.5": 2, "1": 2}
+    assert "at_temperature" not in counts["eval"]
+    assert run(tiny_target, config(path, temperature=(0.0, 0.5, 1.0)), tmp_path / "data") == counts
+    with rejects("temperature"):
+        run(tiny_target, config(path, temperature=(0.0, 1.0)), tmp_path / "data")
 
 
 def test_turns_without_room_are_counted(tiny_target, row_file, tmp_path):

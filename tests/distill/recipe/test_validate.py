@@ -22,6 +22,7 @@ SHARDED = {"source": "live", "parallelism": "fsdp2"}
 VLLM = {"engine": "vllm", "python": "python3"}
 STREAM = {"stream": {"sources": [{"path": "requests.jsonl"}]}}
 ONLINE = {"online": STREAM, "teacher": CACHE}
+MIXED = {"temperature": [0.0, 1.0]}
 
 
 def broken(**sections) -> list[str]:
@@ -43,6 +44,14 @@ def broken(**sections) -> list[str]:
     ("sections", "keys"),
     [
         ({}, []),
+        # data
+        ({"data": {"temperature": [0.0, 1.0], "top_p": 0.9}}, []),
+        ({"data": {"temperature": [0.0], "top_p": 0.9}}, ["data.top_p"]),
+        ({"data": MIXED, "distill": ON_TEXT, "text": TEXT}, ["data.temperature"]),
+        ({"data": MIXED, "distill": {"samples": "student"}}, ["data.temperature"]),
+        ({"data": MIXED, "distill": ONLINE}, ["data.temperature"]),
+        ({"data": {**MIXED, "prompts": [{"path": "p.jsonl"}], "responses": "given", "self_written_prompts": 0}},
+         ["data.temperature"]),
         # target
         ({"target": {"bits": 4}, "architecture": MASKS, "text": TEXT}, ["architecture.method"]),
         (

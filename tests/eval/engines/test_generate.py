@@ -28,6 +28,7 @@ PROMPTS = [
     Prompt("f:6", ({"role": "user", "content": "first"},), ("second", "third")),
     Prompt("f:7", (SYSTEM, {"role": "user", "content": '<tool_response>{"a": 1}</tool_response>'})),
 ]
+MIXED = replace(SAMPLED, temperature=(0.0, 0.7))
 NUM_RESPONSES = 10
 KINDS = pytest.mark.parametrize("kind", ["vllm", "sglang"])
 
@@ -84,7 +85,9 @@ def test_greedy_responses_are_the_bytes_of_our_own_decoding(target_folder, tmp_p
     assert "0 of " in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("kind", "settings", "count"), [("vllm", SETTINGS, 2), ("sglang", SAMPLED, 5)])
+@pytest.mark.parametrize(
+    ("kind", "settings", "count"), [("vllm", SETTINGS, 2), ("sglang", SAMPLED, 5), ("vllm", MIXED, 2)]
+)
 def test_several_processes_write_the_files_of_one(target_folder, tmp_path, kind, settings, count):
     settings, alone, together = replace(settings, max_new_tokens=8), tmp_path / "alone", tmp_path / "together"
     with served(FakeServer(target_folder, kind)) as server:

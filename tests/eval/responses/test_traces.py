@@ -35,6 +35,7 @@ GREEDY = DecodingSettings(
     dtype="float32",
 )
 SAMPLED = dataclasses.replace(GREEDY, temperature=1.5, top_p=0.95)
+MIXED = dataclasses.replace(SAMPLED, temperature=(0.0, 0.7, 1.5))
 
 
 def ask(*texts: str) -> list[Prompt]:
@@ -59,7 +60,7 @@ def chatty_target(make_checkpoint):
     return folder
 
 
-@pytest.mark.parametrize("settings", [GREEDY, SAMPLED])
+@pytest.mark.parametrize("settings", [GREEDY, SAMPLED, MIXED, dataclasses.replace(MIXED, batch_size=1)])
 def test_traces_hold_the_targets_own_responses(chatty_target, tmp_path, settings):
     write_traces(chatty_target, PROMPTS, tmp_path, settings)
     responses = read_traces(tmp_path, "train")
@@ -71,15 +72,17 @@ def test_traces_hold_the_targets_own_responses(chatty_target, tmp_path, settings
     for prompt, trace in zip(PROMPTS, responses, strict=True):
         assert trace.messages == prompt.messages
         assert list(trace.prompt_ids) == render_prompt(tokenizer, prompt)
+        temperature = settings.temperatures[trace.id % len(settings.temperatures)]
         [decoded] = plain_decode(
             model,
             [trace.prompt_ids],
             limits=Limits(24, stop_ids),
-            sampling=Sampling(settings.temperature, settings.top_p),
+            sampling=Sampling(temperature, settings.top_p),
             row_seeds=[answering.derive_seed(5, "train", trace.id)],
         )
         alone = decoded.token_ids
         assert trace.response_ids == alone
+        assert trace.temperature == temperature
         assert trace.response == tokenizer.decode(list(alone), skip_special_tokens=True)
         assert trace.finish_reason == ("stop" if alone[-1] in stop_ids else "length")
         assert len(alone) == 24 or trace.finish_reason == "stop"
@@ -104,7 +107,7 @@ def test_text_of_an_response_leaves_out_special_tokens(chatty_target):
     response_ids = (*tokenizer("it 's  done .")["input_ids"], 2)
     decoded = Decoded(response_ids, steps=(), prefill_s=0.0, decode_s=0.0, stopped=True)
     assert generator.trace(turn, [1], decoded) == Trace(
-        0, "file.jsonl:1", turn.messages, (1,), response_ids, "it 's  done .", "stop"
+        0, "file.jsonl:1", turn.messages, (1,), response_ids, "it 's  done .", "stop", temperature=0.0
     )
 
 
