@@ -23,6 +23,7 @@ from distill.recipe.recipe import Recipe
 from distill.recipe.sections import DistillConfig, bytes_per_token, split_time, teacher_dtype
 from distill.run import Run, target_record
 from distill.stage_inputs import configured_inputs
+from eval.config import PROMPT_TOKENS
 from eval.prompts import Prompt
 
 if TYPE_CHECKING:
@@ -322,11 +323,14 @@ def stage_memory(
     for stage in (*(["masks"] if recipe.architecture.method == "learned_masks" else []), "distill"):
         limits = {"processes": processes, "on_gpu": on_gpu, "sequences": None if stage == "masks" else sequences}
         stages[stage] = training_memory(recipe, shapes, stage, **limits)
-    dtype = recipe.eval.dtype
+    dtype, scoring = recipe.eval.dtype, recipe.eval
+    longest = scoring.max_prompt_len or scoring.batch_tokens
+    longest = longest if scoring.tasks else min(longest, max_seq_len)
+    read = max(longest, scoring.batch_size * min(longest, PROMPT_TOKENS)) + scoring.batch_size * scoring.max_new_tokens
     stages["eval"] = {
         "target": target_bytes(recipe, target, dtype),
         "drafts": 2 * shapes.draft.weight_bytes(dtype),
-        "keys and values": recipe.eval.batch_size * max_seq_len * target.kv_bytes_per_token(dtype),
+        "keys and values": read * target.kv_bytes_per_token(dtype),
     }
     return stages
 

@@ -232,7 +232,8 @@ def reject_long_texts(recipe: Recipe, target: Lengths, drafts: Lengths) -> None:
     data, scoring = recipe.data, recipe.eval
 
     # Read by every model: training sequences, and evaluation sequences, whose prompts come from the data by default.
-    prompt = scoring.max_prompt_len if scoring.tasks else min(scoring.max_prompt_len, data.max_seq_len - 1)
+    prompt = scoring.max_prompt_len or 1  # by default prompts are as long as every context allows
+    prompt = prompt if scoring.tasks else min(prompt, data.max_seq_len - 1)
     read = {"data.max_seq_len": data.max_seq_len}
     if recipe.text is not None:
         read["text.max_seq_len"] = recipe.text.max_seq_len

@@ -15,13 +15,21 @@ from architectures.console import track
 from architectures.settings import WHOLE, Holding
 from architectures.sharing import ALONE, Share
 from architectures.vocabulary_head import head_ids
+from eval.chat import render_prompt
 from eval.config import EvalConfig, SamplingConfig
 from eval.decoding.generate import Kind, write_traces
 from eval.decoding.sampling import Sampling
 from eval.decoding.speculative import first_tokens
 from eval.intervals import Columns, Resampling, paired_ratio_difference, pooled_ratio, sign_flip_p
 from eval.large_targets import Pass, run_passes
-from eval.models import require_finite, require_positions, shared_vocab_size, text_config
+from eval.models import (
+    context_length_of,
+    load_tokenizer,
+    require_finite,
+    require_positions,
+    shared_vocab_size,
+    text_config,
+)
 from eval.prompts import Prompt
 from eval.replay import (
     DraftScore,
@@ -32,7 +40,7 @@ from eval.replay import (
     replay_response,
     response_logits,
 )
-from eval.responses import DecodingSettings, Trace, read_traces, require_known_ids
+from eval.responses import DecodingSettings, RecordedTurn, Trace, first_turns, read_traces, require_known_ids
 from eval.scorecard_schema import (
     AcceptanceRow,
     Bin,
@@ -68,6 +76,25 @@ class Responses:
         ]
 
 
+def with_prompt_limit(config: EvalConfig, models: Sequence[Path], prompts: Sequence[Prompt]) -> EvalConfig:
+    """Return the config with max_prompt_len as a number: by default the longest prompt, limited by context and memory.
+
+    Args:
+        models: The target first; all of them read prompts and responses.
+    """
+    if config.max_prompt_len is not None:
+        return config
+    tokenizer, new = load_tokenizer(models[0]), config.max_new_tokens
+
+    def longest(turn: RecordedTurn) -> int:
+        length = len(render_prompt(tokenizer, turn))
+        return max(length, new + longest(turn.following("."))) if turn.later_turns else length
+
+    contexts = [context.tokens - new for folder in models if (context := context_length_of(folder)) is not None]
+    most = min([*contexts, config.batch_tokens, max(map(longest, first_turns(prompts)), default=1)])
+    return config.model_copy(update={"max_prompt_len": max(1, most)})
+
+
 def record_responses(
     target: Path,
     prompts: Sequence[Prompt],
@@ -81,6 +108,7 @@ def record_responses(
     share: Share = ALONE,
 ) -> Responses:
     """Generate the target's responses into out/responses unless they exist; each process generates a part."""
+    assert config.max_prompt_len is not None, "set by with_prompt_limit"
     # Greedy decoding uses only the penalty.
     penalty_only = SamplingConfig(repetition_penalty=config.sampling.repetition_penalty)
     settings = DecodingSettings(
@@ -93,6 +121,7 @@ def record_responses(
         seed=seed,
         dtype=config.dtype,
         holding=holding,
+        batch_tokens=config.batch_tokens,
     )
     folder = responses_folder(out, temperature, config.sampling)
     write_traces(target, prompts, folder, settings, name=TRACES_NAME, generated_by=generated_by, share=share)

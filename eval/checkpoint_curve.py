@@ -87,6 +87,7 @@ def score_checkpoints(
         share: This process's part of the replays; the first process writes.
     """
     card = read_scorecard(folder / CARD_NAME)
+    config = config.model_copy(update={"max_prompt_len": card.settings.max_prompt_len})
     used, temperatures = prompts[: config.num_prompts], config.temperatures
     scores: dict[float, list[DraftScore]] = {temperature: [] for temperature in temperatures}
     with torch_threads(share_threads(share)):

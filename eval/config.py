@@ -52,6 +52,9 @@ def requested_sampling(flags: object) -> SamplingConfig:
     return SamplingConfig(**{name: getattr(flags, name) for name in SamplingConfig.model_fields})
 
 
+PROMPT_TOKENS = 1024  # per sequence of a batch: longer prompts are decoded in smaller batches
+
+
 class EvalConfig(Section):
     """Settings for scoring drafts against their target."""
 
@@ -60,8 +63,11 @@ class EvalConfig(Section):
     )
     num_prompts: NumPrompts = Field(default=64, description="Maximum number of prompts.")
     max_new_tokens: MaxScoredTokens = Field(default=128, description="Maximum tokens of a response.")
-    max_prompt_len: int = Field(
-        default=1024, ge=1, description="Maximum tokens of a prompt; longer prompts are dropped."
+    max_prompt_len: int | None = Field(
+        default=None,
+        ge=1,
+        description="Maximum tokens of a prompt; longer prompts are dropped. null: what the context leaves before "
+        f"max_new_tokens, at most {PROMPT_TOKENS} * batch_size, which bounds memory.",
     )
     num_speculative_tokens: SpeculativeTokenCounts = Field(
         default=(1, 2, 3, 4, 5, 6, 7, 8), description="Values of num_speculative_tokens to report."
@@ -84,6 +90,11 @@ class EvalConfig(Section):
         description="Additional batch sizes to time, with a quarter of the repetitions.",
     )
     wall_clock_prompts: int = Field(default=16, ge=1, description="Prompts of the wall-clock measurement.")
+
+    @property
+    def batch_tokens(self) -> int:
+        """Maximum prompt tokens of a batch, unless it is a single prompt."""
+        return self.batch_size * PROMPT_TOKENS
 
     @field_validator("num_speculative_tokens")
     @classmethod

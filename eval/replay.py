@@ -390,7 +390,7 @@ def as_array(values_T: Tensor) -> Array:
     return values_T.double().cpu().numpy()
 
 
-CONTEXT_EDGES = (512, 1024, 2048, 4096, 8192, 16384, 32768)  # preceding tokens of prompt and response
+CONTEXT_EDGES = tuple(512 << doubled for doubled in range(12))  # to 1,048,576; preceding tokens of prompt and response
 POSITION_EDGES = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096)  # preceding tokens of the response
 ENTROPY_EDGES_NATS = (0.1, 0.5, 1.0, 2.0, 4.0)
 NO_TASK, NO_CATEGORY = "without a task", "without a category"

@@ -297,6 +297,7 @@ class DecodingSettings:
         shard_size: Prompts per shard, the unit a rerun continues from.
         max_prompt_len: Tokens; longer prompts are dropped and counted.
         served_model: A server's name for the model that generates instead of the target, such as its quantised form.
+        batch_tokens: Maximum prompt tokens of a batch, unless it is a single prompt; None for no limit.
     """
 
     max_new_tokens: int
@@ -312,6 +313,7 @@ class DecodingSettings:
     repetition_penalty: float = 1.0
     served_model: str | None = None
     holding: Holding = WHOLE
+    batch_tokens: int | None = None
 
     @property
     def temperatures(self) -> tuple[float, ...]:
@@ -321,10 +323,11 @@ class DecodingSettings:
     def claimed(self) -> dict[str, Any]:
         """Settings to record with responses; those added in later versions only if they change the output.
 
+        batch_tokens, which follows from batch_size, is left out.
         The placement of the weights is left out, like the device; their number of bits is not: it makes another model.
         """
         defaults = {each.name: each.default for each in fields(self)}  # MISSING if there is no default
-        values = {name: value for name, value in asdict(self).items() if name != "holding"}
+        values = {name: value for name, value in asdict(self).items() if name not in ("holding", "batch_tokens")}
         claimed = {name: value for name, value in values.items() if value != defaults[name]}
         if isinstance(self.temperature, tuple):
             claimed["temperature"] = list(self.temperature)

@@ -24,6 +24,7 @@ from eval.acceptance_rates import (
     record_responses,
     replay_drafts,
     require_fitting,
+    with_prompt_limit,
 )
 from eval.config import EvalConfig
 from eval.decoding.generate import Kind
@@ -87,6 +88,7 @@ def score_drafts(
     for draft in drafts.values():
         require_same_tokenizer(target, draft)
     used = prompts[: config.num_prompts]
+    config = with_prompt_limit(config, [target, *drafts.values()], used)
 
     with torch_threads(share_threads(share)):
         # Responses of the target, at every temperature.
@@ -311,6 +313,7 @@ def prompts_section(
                 responses=len(group.traces),
                 tokens=sum(len(trace.response_ids) for trace in group.traces),
                 stopped=sum(trace.finish_reason == "stop" for trace in group.traces),
+                longest=max(len(trace.token_ids) for trace in group.traces),
                 ids_sha256=fingerprint_value([list(trace.response_ids) for trace in group.traces]),
             )
             for temperature, group in responses.items()

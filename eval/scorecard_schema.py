@@ -152,12 +152,13 @@ class TaskRow(Record):
 
 
 class ResponsesRow(Record):
-    """The target's responses at one temperature."""
+    """The target's responses at one temperature; longest has the tokens of the longest prompt with its response."""
 
     temperature: float
     responses: int
     tokens: int
     stopped: int
+    longest: int | None = None
     ids_sha256: str
 
 
@@ -189,7 +190,7 @@ class Settings(BaseModel):
     device: str
     threads: int
     max_new_tokens: int
-    max_prompt_len: int
+    max_prompt_len: int | None = None
     batch_size: int
     sampling: SamplingConfig = SamplingConfig()
     intervals: str  # method of intervals of rates

@@ -241,7 +241,7 @@ def write_card(
         note=NOTE,
         outcome=plain_tables(outcome),
         measurements=plain_tables(measurements),
-        facts=plain_tables([Table(("", ""), fact_rows(recipe, folder, counts))]),
+        facts=plain_tables([Table(("", ""), fact_rows(recipe, folder, counts, card))]),
         terms=terms,
         servings=servings,
         certified=certified,
@@ -284,7 +284,7 @@ def data_sets_of(sources: Iterable[PromptSource]) -> list[str]:
     )
 
 
-def fact_rows(recipe: Recipe, folder: Path, counts: Mapping[str, Any]) -> list[tuple[str, str]]:
+def fact_rows(recipe: Recipe, folder: Path, counts: Mapping[str, Any], card: Scorecard | None) -> list[tuple[str, str]]:
     shape = shape_of(folder)
     stored = sum(prod(info.size) for info in open_weights(folder).info.values())
     vocabulary, distill, train = recipe.architecture.vocabulary, recipe.distill, counts.get("train", {})
@@ -293,6 +293,14 @@ def fact_rows(recipe: Recipe, folder: Path, counts: Mapping[str, Any]) -> list[t
         trained_on = f"{train['response_tokens']:,} tokens of {train['responses']:,} responses"
     if distill.samples != "teacher":
         trained_on += f", replaced during training (distill.samples: {distill.samples})"
+    if len(recipe.data.temperatures) > 1:
+        trained_on += f" at temperatures {', '.join(f'{each:g}' for each in recipe.data.temperatures)}"
+    of_text = recipe.text.max_seq_len if distill.train_on == "text" and recipe.text is not None else 0
+    longest = {
+        "trained": of_text or min(train.get("longest", 0), recipe.data.max_seq_len),
+        "scored": 0 if card is None else max(row.longest or 0 for row in card.prompts.responses),
+    }
+    contexts = ", ".join(f"{tokens:,} tokens {what}" for what, tokens in longest.items() if tokens)
     losses = ", ".join(f"{term.weight:g} x {term.name}" for term in distill.terms)
     sizes = (
         f"{plural(shape.layers, 'layer')}, hidden {shape.hidden}, feed-forward {shape.intermediate}, "
@@ -305,6 +313,7 @@ def fact_rows(recipe: Recipe, folder: Path, counts: Mapping[str, Any]) -> list[t
         ("made by", f"pruning the target ({recipe.architecture.method}), then distillation"),
         ("trained on", trained_on),
         ("loss", f"{losses}, {distill.max_duration}"),
+        ("longest context", contexts or "unknown"),
     ]
     if vocabulary is not None:
         rows.append(("reduced vocabulary", f"{vocabulary.size:,} of {shape.vocab:,} tokens"))

@@ -221,10 +221,13 @@ class LocalGenerator:
             yield from self.generate_at(temperature, list(own))
 
     def generate_at(self, temperature: float, fitting: Sequence[Rendered]) -> Iterator[tuple[RecordedTurn, Trace]]:
-        """Yield one response per turn, in batches sorted by length."""
-        sampling = sampling_of(self.settings, temperature)
-        for start in range(0, len(fitting), self.settings.batch_size):
-            yield from self.generate_batch(fitting[start : start + self.settings.batch_size], sampling)
+        """Yield one response per turn, in batches sorted by length; long prompts are in smaller batches."""
+        sampling, size, start = sampling_of(self.settings, temperature), self.settings.batch_size, 0
+        while start < len(fitting):
+            longest = len(fitting[start : start + size][-1][0])
+            rows = max(1, min(size, (self.settings.batch_tokens or size * longest) // longest))
+            yield from self.generate_batch(fitting[start : start + rows], sampling)
+            start += rows
 
     def render(self, turn: RecordedTurn) -> list[int]:
         ids = render_prompt(self.tokenizer, turn)

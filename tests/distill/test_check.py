@@ -233,7 +233,8 @@ def test_a_logger_without_its_package_is_refused_until_the_draft_is_trained(chec
 
 def test_what_a_device_cannot_hold_is_refused(checked):
     dtypes = ("target.dtype=bfloat16", "distill.precision=amp_bf16", "eval.dtype=bfloat16")
-    words = ("target.path=meta-llama/Llama-2-7b-hf", "architecture={shape: wide-796m}", "data.max_seq_len=100", *dtypes)
+    lengths = ("data.max_seq_len=100", "eval.max_new_tokens=8")
+    words = ("target.path=meta-llama/Llama-2-7b-hf", "architecture={shape: wide-796m}", *lengths, *dtypes)
     rows = checked(*words, device="nvidia-h100-80gb-hbm3")
     assert re.search(r"generate [\d.]+ of 79.1 GiB: target 12.55", rows["memory"])
     assert "one NVIDIA H100 80GB HBM3" in rows["hours"]

@@ -162,7 +162,11 @@ def test_needs_of_every_stage():
     assert list(needs) == ["generate", "distill", "eval"]
     kv = LLAMA.kv_bytes_per_token("bfloat16")
     assert sum(needs["generate"].values()) == 2 * LLAMA.parameters() + recipe.data.batch_size * 1024 * kv
-    assert sum(needs["eval"].values()) == 2 * LLAMA.parameters() + 4 * DRAFT.parameters() + 8 * 1024 * kv
+    assert sum(needs["eval"].values()) == 2 * LLAMA.parameters() + 4 * DRAFT.parameters() + 8 * (1024 + 128) * kv
+    tasks = {"dtype": "bfloat16", "batch_size": 8, "tasks": [{"path": "a.jsonl"}]}
+    for limit, tokens in ((None, 8 * 1024), (256, 8 * 256), (2048, 8 * 1024), (9000, 9000)):
+        parts = stage_memory(recipe_of(eval={**tasks, "max_prompt_len": limit}), SHAPES, processes=1, on_gpu=False)
+        assert parts["eval"]["keys and values"] == (tokens + 8 * 128) * kv
     smallest = recipe_of({"global_train_batch_size": 16, "device_train_microbatch_size": 1})
     assert needs["distill"] == training_memory(smallest, SHAPES, on_gpu=True)  # to which auto goes down
     held = {"target": {"path": "absent", "placement": "layers"}, "data": {"self_written_prompts": 9, "batch_size": 1}}

@@ -66,7 +66,7 @@ def finish_run(run: Path, target: Path, ids: tuple[int, ...] | None) -> Path:
     prune_checkpoint(target, plan if ids is None else plan.with_vocabulary(ids), run / "draft")
     write_manifest(run / "draft", stage="export", inputs={}, finished=True, checkpoint="latest-rank0.pt")
     (run / "data").mkdir()
-    counts = {"prompts": 5, "train": {"responses": 5, "response_tokens": 1234}}
+    counts = {"prompts": 5, "train": {"responses": 5, "response_tokens": 1234, "longest": 99}}
     write_manifest(run / "data", stage="generate", inputs={}, counts=counts)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("eval.scorecard.CONFIDENCE", 0.75)  # the prompts are few

@@ -95,6 +95,7 @@ def test_the_card_holds_the_figures_of_the_scorecard(laid_out, finished):
     tau = record.acceptance[0].by_k[0].tau.value
     assert f"{tau:.3f} [" in card
     assert "1,234 tokens" in card
+    assert f"99 tokens trained, {record.prompts.responses[0].longest} tokens scored" in card
     assert f"{record.drafts[0].parameters:,} (" in card
     assert "vllm serve HuggingFaceTB/SmolLM2-135M-Instruct" in card
     assert f"path: {BASE}" in (laid_out["whole"] / "recipe.yaml").read_text()

@@ -40,6 +40,8 @@ def test_positions_and_their_labels(position, label):
 def test_the_context_length_counts_prompt_and_response():
     [labels] = bin_labels([replace(replayed(600), prompt_len=500)], "context_length")
     assert labels == ["0-511"] * 12 + ["512-1023"] * 512 + ["1024-2047"] * 76
+    [labels] = bin_labels([replace(replayed(1), prompt_len=131_071)], "context_length")
+    assert labels == ["65536-131071"]
 
 
 def test_no_category_overwrites_the_one_before():

@@ -120,6 +120,12 @@ def test_prompts_of_like_length_are_answered_together(chatty_target):
     responses = list(generator.generate(first_turns(ask("x" * 40, "a", "x" * 41, "b", "x" * 42, "c"))))
     shortest = min(len(trace.prompt_ids) for trace in responses)
     assert [tuple(shape) for shape in read if shape[1] > 1] == [(3, shortest - 1), (3, shortest + 40)]
+    generator.settings = dataclasses.replace(GREEDY, batch_tokens=2 * (shortest + 41))
+    read.clear()
+    again = generator.generate(first_turns(ask("x" * 40, "a", "x" * 41, "b", "x" * 42, "c")))
+    assert sorted(again, key=lambda trace: trace.id) == sorted(responses, key=lambda trace: trace.id)
+    shapes = [tuple(shape) for shape in read if shape[1] > 1]
+    assert shapes == [(3, shortest - 1), (2, shortest + 39), (1, shortest + 40)]
 
 
 def test_seeds_differ_by_prompt_name_and_seed():
@@ -249,7 +255,7 @@ def settings_changes() -> list[Any]:
         "served_model": "target-fp8",
     }
     # Where the target is held is no claim.
-    assert {*values, "holding"} == {field.name for field in dataclasses.fields(DecodingSettings)}
+    assert {*values, "holding", "batch_tokens"} == {field.name for field in dataclasses.fields(DecodingSettings)}
     return list(values.items())
 
 

@@ -11,11 +11,12 @@ import torch
 from safetensors.torch import load_file
 
 from architectures.manifest import fingerprint_value
-from eval.acceptance_rates import Responses, replay_drafts
+from eval.acceptance_rates import Responses, replay_drafts, with_prompt_limit
+from eval.chat import render_prompt
 from eval.config import EvalConfig
 from eval.decoding.sampling import Limits, Sampling, Speculation
 from eval.decoding.speculative import plain_decode, speculative_decode
-from eval.models import load_model
+from eval.models import load_model, load_tokenizer
 from eval.prompts import Prompt
 from eval.replay import rule_names
 from eval.responses import Trace, read_traces
@@ -55,6 +56,24 @@ PROMPTS[-1] = replace(PROMPTS[-1], category="arithmetic", task="gsm8k/1")
 
 
 TALK = replace(PROMPTS[1], later_turns=("and then", "so"))
+
+
+def test_by_default_prompts_are_as_long_as_context_and_memory_allow(make_checkpoint, monkeypatch):
+    target, short = make_checkpoint(), make_checkpoint(max_position_embeddings=64)
+    once, talk = ask("a" * 50), ask("a" * 50, "b" * 50)
+
+    def limit(*models, prompts=(talk,), **changes):
+        return with_prompt_limit(config(**{"max_prompt_len": None, **changes}), models, prompts).max_prompt_len
+
+    length = len(render_prompt(load_tokenizer(target), once))
+    assert limit(target, prompts=(*PROMPTS, once)) == length
+    assert limit(target) > length + 50 + 24
+    assert limit(target, short) == 64 - 24
+    assert limit(target, max_prompt_len=300) == 300
+    monkeypatch.setattr("eval.config.PROMPT_TOKENS", 20)
+    assert limit(target) == 3 * 20
+
+
 GIVEN = [PROMPTS[0], ask("a" * 400, "and", source="p.jsonl:0"), TALK, *PROMPTS[2:], ask("not taken")]
 SHORT: dict[str, Any] = {
     "temperatures": (0.0,),
@@ -124,7 +143,7 @@ def test_raw_counts_stand_beside_every_rate(scorecard):
             positions = entry.positions
             assert sum(p.accepted for p in positions) == pytest.approx(entry.accepted)
             assert sum(p.possible for p in positions) == pytest.approx(entry.proposed)
-            assert positions[-1].accepted == entry.fully_accepted
+            assert positions[-1].accepted == pytest.approx(entry.fully_accepted)
             low, high = entry.tau.interval
             assert low <= entry.tau.value <= high
 
