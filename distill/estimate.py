@@ -324,7 +324,7 @@ def stage_memory(
         limits = {"processes": processes, "on_gpu": on_gpu, "sequences": None if stage == "masks" else sequences}
         stages[stage] = training_memory(recipe, shapes, stage, **limits)
     dtype, scoring = recipe.eval.dtype, recipe.eval
-    longest = scoring.max_prompt_len or scoring.batch_tokens
+    longest = scoring.max_prompt_len or scoring.batch_size * PROMPT_TOKENS
     longest = longest if scoring.tasks else min(longest, max_seq_len)
     read = max(longest, scoring.batch_size * min(longest, PROMPT_TOKENS)) + scoring.batch_size * scoring.max_new_tokens
     stages["eval"] = {

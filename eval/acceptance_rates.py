@@ -16,7 +16,7 @@ from architectures.settings import WHOLE, Holding
 from architectures.sharing import ALONE, Share
 from architectures.vocabulary_head import head_ids
 from eval.chat import render_prompt
-from eval.config import EvalConfig, SamplingConfig
+from eval.config import PROMPT_TOKENS, EvalConfig, SamplingConfig
 from eval.decoding.generate import Kind, write_traces
 from eval.decoding.sampling import Sampling
 from eval.decoding.speculative import first_tokens
@@ -40,7 +40,7 @@ from eval.replay import (
     replay_response,
     response_logits,
 )
-from eval.responses import DecodingSettings, RecordedTurn, Trace, first_turns, read_traces, require_known_ids
+from eval.responses import DecodingSettings, Trace, read_traces, require_known_ids
 from eval.scorecard_schema import (
     AcceptanceRow,
     Bin,
@@ -86,12 +86,12 @@ def with_prompt_limit(config: EvalConfig, models: Sequence[Path], prompts: Seque
         return config
     tokenizer, new = load_tokenizer(models[0]), config.max_new_tokens
 
-    def longest(turn: RecordedTurn) -> int:
-        length = len(render_prompt(tokenizer, turn))
-        return max(length, new + longest(turn.following("."))) if turn.later_turns else length
+    def longest(prompt: Prompt) -> int:
+        length = len(render_prompt(tokenizer, prompt))
+        return max(length, new + longest(prompt.following("."))) if prompt.later_turns else length
 
     contexts = [context.tokens - new for folder in models if (context := context_length_of(folder)) is not None]
-    most = min([*contexts, config.batch_tokens, max(map(longest, first_turns(prompts)), default=1)])
+    most = min([*contexts, config.batch_size * PROMPT_TOKENS, max(map(longest, prompts), default=1)])
     return config.model_copy(update={"max_prompt_len": max(1, most)})
 
 
@@ -121,7 +121,7 @@ def record_responses(
         seed=seed,
         dtype=config.dtype,
         holding=holding,
-        batch_tokens=config.batch_tokens,
+        batch_tokens=config.batch_size * PROMPT_TOKENS,
     )
     folder = responses_folder(out, temperature, config.sampling)
     write_traces(target, prompts, folder, settings, name=TRACES_NAME, generated_by=generated_by, share=share)

@@ -91,11 +91,6 @@ class EvalConfig(Section):
     )
     wall_clock_prompts: int = Field(default=16, ge=1, description="Prompts of the wall-clock measurement.")
 
-    @property
-    def batch_tokens(self) -> int:
-        """Maximum prompt tokens of a batch, unless it is a single prompt."""
-        return self.batch_size * PROMPT_TOKENS
-
     @field_validator("num_speculative_tokens")
     @classmethod
     def _ascending(cls, ks: tuple[int, ...]) -> tuple[int, ...]:

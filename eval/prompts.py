@@ -18,6 +18,7 @@ from eval.chat import (
     Message,
     RowError,
     RowErrors,
+    assistant_turn,
     checked_list,
     checked_text,
     parse_messages,
@@ -62,6 +63,12 @@ class Prompt:
     task: str | None = None
     tools: tuple[dict[str, Any], ...] = ()
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+    def following(self, response: str) -> "Prompt":
+        """Return the prompt of the next turn, after the response to this one."""
+        question, *later_turns = self.later_turns
+        messages = (*self.messages, assistant_turn(response), user_turn(question))
+        return replace(self, messages=messages, later_turns=tuple(later_turns))
 
 
 def parse_row(row: Any, where: str) -> Prompt:

@@ -342,58 +342,31 @@ def prompt_record(prompt: Prompt) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class RecordedTurn:
-    """One user turn, and the later turns of the same conversation."""
+    """One user turn of a prompt, whose later_turns follow it, and the temperature of the response."""
 
     id: int
-    row: str
-    number: int
-    messages: tuple[Message, ...]
-    later_turns: tuple[str, ...]
-    category: str | None
-    task: str | None
-    tools: tuple[dict[str, Any], ...] = ()
-    chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    prompt: Prompt
+    number: int = 1
     temperature: float = 0.0
 
     @property
     def source(self) -> str:
         """The row, followed by the turn's number unless it is the first."""
-        return self.row if self.number == 1 else f"{self.row}#{self.number}"
+        return self.prompt.source if self.number == 1 else f"{self.prompt.source}#{self.number}"
 
     def following(self, response: str) -> "RecordedTurn":
-        question, *later_turns = self.later_turns
-        messages = ({"role": "assistant", "content": response}, {"role": "user", "content": question})
-        return replace(
-            self,
-            id=self.id + 1,
-            number=self.number + 1,
-            messages=(*self.messages, *messages),
-            later_turns=tuple(later_turns),
-        )
+        return replace(self, id=self.id + 1, number=self.number + 1, prompt=self.prompt.following(response))
 
 
 def first_turns(prompts: Sequence[Prompt], temperatures: Sequence[float] = (0.0,)) -> list[RecordedTurn]:
     """Return the first turn of each prompt, temperatures in turn; ids leave gaps for the later turns."""
     ids = accumulate((1 + len(prompt.later_turns) for prompt in prompts), initial=0)
-    return [
-        RecordedTurn(
-            first_id,
-            prompt.source,
-            1,
-            prompt.messages,
-            prompt.later_turns,
-            prompt.category,
-            prompt.task,
-            prompt.tools,
-            prompt.chat_template_kwargs,
-            temperature,
-        )
-        for first_id, prompt, temperature in zip(ids, prompts, cycle(temperatures), strict=False)
-    ]
+    numbered = zip(ids, prompts, cycle(temperatures), strict=False)  # the last id is the number of all turns
+    return [RecordedTurn(first_id, prompt, temperature=temperature) for first_id, prompt, temperature in numbered]
 
 
 def num_turns(turns: Sequence[RecordedTurn]) -> int:
-    return sum(1 + len(turn.later_turns) for turn in turns)
+    return sum(1 + len(turn.prompt.later_turns) for turn in turns)
 
 
 def read_traces(out: Path, name: str) -> list[Trace]:

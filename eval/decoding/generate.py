@@ -208,7 +208,7 @@ class LocalGenerator:
             following = []
             for turn, trace in self.generate_each(turns):
                 yield trace
-                if turn.later_turns:
+                if turn.prompt.later_turns:
                     following.append(turn.following(trace.response))
             turns = following
 
@@ -230,7 +230,7 @@ class LocalGenerator:
             start += rows
 
     def render(self, turn: RecordedTurn) -> list[int]:
-        ids = render_prompt(self.tokenizer, turn)
+        ids = render_prompt(self.tokenizer, turn.prompt)
         require_rows_for_row(ids, self.target, self.vocab_size, turn.source)
         return ids
 
@@ -278,15 +278,15 @@ class LocalGenerator:
         return Trace(
             id=turn.id,
             source=turn.source,
-            messages=turn.messages,
+            messages=turn.prompt.messages,
             prompt_ids=tuple(prompt_ids),
             response_ids=decoded.token_ids,
             response=cast("str", text),
             finish_reason="stop" if decoded.stopped else "length",
-            category=turn.category,
-            task=turn.task,
-            tools=turn.tools,
-            chat_template_kwargs=turn.chat_template_kwargs,
+            category=turn.prompt.category,
+            task=turn.prompt.task,
+            tools=turn.prompt.tools,
+            chat_template_kwargs=turn.prompt.chat_template_kwargs,
             response_logp=tuple(round(logp, LOGP_DIGITS) for logp in decoded.logp) or None,
             temperature=turn.temperature,
         )

@@ -107,7 +107,7 @@ def test_text_of_an_response_leaves_out_special_tokens(chatty_target):
     response_ids = (*tokenizer("it 's  done .")["input_ids"], 2)
     decoded = Decoded(response_ids, steps=(), prefill_s=0.0, decode_s=0.0, stopped=True)
     assert generator.trace(turn, [1], decoded) == Trace(
-        0, "file.jsonl:1", turn.messages, (1,), response_ids, "it 's  done .", "stop", temperature=0.0
+        0, "file.jsonl:1", turn.prompt.messages, (1,), response_ids, "it 's  done .", "stop", temperature=0.0
     )
 
 

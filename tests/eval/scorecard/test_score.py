@@ -70,7 +70,7 @@ def test_by_default_prompts_are_as_long_as_context_and_memory_allow(make_checkpo
     assert limit(target) > length + 50 + 24
     assert limit(target, short) == 64 - 24
     assert limit(target, max_prompt_len=300) == 300
-    monkeypatch.setattr("eval.config.PROMPT_TOKENS", 20)
+    monkeypatch.setattr("eval.acceptance_rates.PROMPT_TOKENS", 20)
     assert limit(target) == 3 * 20
 
 
