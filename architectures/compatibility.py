@@ -7,9 +7,10 @@ that were run here.
 """
 
 import json
+import re
 import shlex
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
@@ -87,6 +88,16 @@ DEFAULT_NUM_SPECULATIVE_TOKENS = 3  # the defaults of llama.cpp, SGLang and Tens
 COMPARES_TOKENS = ("sglang", "llama.cpp", "tensorrt-llm")  # and stop if they differ; the rest propose wrong tokens
 DIVIDES_TENSORS = ("vllm", "sglang")  # draft and target over the same devices
 LLAMA_CPP_MAX_DIFFERENCE, LLAMA_CPP_FIRST_COMPARED = 128, 5  # common/speculative.cpp
+TEMPLATE_DEFAULTS = ("vllm", "sglang", "llama.cpp")  # have a flag for arguments of the chat template
+LAYER_TYPES = ("layer_types", "layers_block_type", "block_types")  # keys of configs
+RECURRENT_LAYERS = {"linear_attention", "mamba", "mamba2", "recurrent", "conv", "hybrid", "hybrid_sliding"}
+RECURRENT_KEYS = re.compile(r"mamba_|ssm_|linear_(attn|conv|num)|conv_L_cache|lru_width|state_size")
+ROLLBACK: dict[EngineName, str] = {  # what an engine does with a target's recurrent state after rejected tokens
+    "vllm": "vLLM rolls the target's state back, and keeps one state per proposed token for it.",
+    "sglang": "SGLang rolls the target's state back, and keeps one state per proposed token for it.",
+    "llama.cpp": "llama-server restores the target's state and reads accepted tokens again: this costs a second pass.",
+    "transformers": "transformers does not roll the target's state back. Use another engine.",
+}
 OTHER_METHODS = ("eagle-", "eagle3", "dflash", "dspark")  # vllm/config/speculative.py
 
 
@@ -114,6 +125,8 @@ class Model:
         path: Absolute path of a directory, otherwise the hub id.
         small_head: Rows of the output head of a reduced vocabulary; 0 if it outputs every id.
         shape: None if widedraft does not know the family.
+        is_recurrent: True if layers keep a state instead of keys and values.
+        chat_template_kwargs: That a draft was trained with; empty for none, or for several settings.
         form: Of `widedraft export --form`.
         planned: The shape comes from a recipe, and nothing is written yet.
     """
@@ -127,6 +140,8 @@ class Model:
     context: int | None = None
     dtype: str | None = None
     is_quantized: bool = False
+    is_recurrent: bool = False
+    chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     tokenizer: Tokenizer | None = None
     num_assistant_tokens: int | None = None
     form: str | None = None
@@ -166,7 +181,7 @@ class Problem:
 
 def check(engine: EngineName, pair: Pair) -> list[Problem]:
     found = [*check_vocabulary(engine, pair), *check_tokenizer(engine, pair), *check_model(engine, pair)]
-    found += [*check_devices(engine, pair), *check_numbers(engine, pair)]
+    found += [*check_devices(engine, pair), *check_numbers(engine, pair), *check_recurrence(engine, pair)]
     return sorted(found, key=lambda problem: not problem.is_fatal)
 
 
@@ -210,6 +225,9 @@ def check_tokenizer(engine: EngineName, pair: Pair) -> Iterator[Problem]:
         yield Problem("tokenizer", f"draft and target differ: {difference}. {fix}", engine in COMPARES_TOKENS)
     if draft.template != target.template:
         yield Problem("chat template", "the draft's differs from the target's. Train with the target's and copy it.")
+    if pair.draft.chat_template_kwargs and engine not in TEMPLATE_DEFAULTS:
+        kwargs = json.dumps(pair.draft.chat_template_kwargs)
+        yield Problem("chat template", f"the draft was trained with {kwargs}. Pass it with every request.")
 
 
 def check_model(engine: EngineName, pair: Pair) -> Iterator[Problem]:
@@ -265,6 +283,32 @@ def check_numbers(engine: EngineName, pair: Pair) -> Iterator[Problem]:
         yield Problem("name", told, is_fatal=True)
 
 
+def check_recurrence(engine: EngineName, pair: Pair) -> Iterator[Problem]:
+    """Check that the engine restores the state of a recurrent target after rejected tokens of an independent draft.
+
+    Sources: vLLM 0.32, v1/worker/gpu_model_runner.py, _update_states_after_model_execute, for models with attention and
+    recurrent layers. SGLang 0.5.23, srt/speculative: STANDALONE verifies by run_eagle_verify, which calls
+    commit_mamba_states_after_verify. llama.cpp, pull request 19493; common/common.h, need_n_rs_seq: only MTP, EAGLE-3,
+    DFlash and DSpark reserve the states for a rollback without a second pass. transformers 5.23, generation/utils.py,
+    raises for _is_stateful models; LFM2 is not marked so there and diverges (pull request 46937).
+    """
+    if pair.target.is_recurrent:
+        unknown = f"a rollback of the target's state is not checked in {LABELS[engine]}."
+        yield Problem("recurrent layers", ROLLBACK.get(engine, unknown), is_fatal=engine == "transformers")
+    if pair.draft.is_recurrent:
+        yield Problem("recurrent layers", f"a rollback of the draft's state is not checked in {LABELS[engine]}.")
+
+
+def has_recurrent_layers(config: Mapping[str, Any]) -> bool:
+    types = [each for key in LAYER_TYPES for each in config.get(key) or ()]
+    return not RECURRENT_LAYERS.isdisjoint(types) if types else any(map(RECURRENT_KEYS.match, config))
+
+
+def one_setting(chat_template_kwargs: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """Return the arguments of the chat template that all rows were trained with; empty if there are several."""
+    return chat_template_kwargs[0] if len(chat_template_kwargs) == 1 else {}
+
+
 def difference_of(draft: Tokenizer, target: Tokenizer, *, first: int) -> str | None:
     """Return the first id >= `first` with different strings, or the sizes if `first` is 0; None if there is none."""
     if draft.ids == target.ids:
@@ -301,6 +345,12 @@ def serve_command(engine: EngineName, pair: Pair) -> str:
     return COMMANDS[engine](pair)
 
 
+def template_defaults(pair: Pair, flag: str) -> list[str]:
+    """Return the flag of a server for the template arguments of training, which a request may override."""
+    kwargs = pair.draft.chat_template_kwargs
+    return [flag, json.dumps(kwargs)] if kwargs else []
+
+
 def revision_of(pair: Pair) -> list[str]:
     return [] if pair.revision == "main" else ["--revision", pair.revision]
 
@@ -312,7 +362,8 @@ def serve_vllm(pair: Pair) -> str:
     config |= {"use_heterogeneous_vocab": True} if pair.has_own_tokenizer else {}
     parallel = ["--tensor-parallel-size", str(devices)] if devices > 1 else []
     serve = ["vllm", "serve", pair.target.name, *revision_of(pair), *parallel]
-    return shell(serve, ["--speculative-config", json.dumps(config)])
+    defaults = template_defaults(pair, "--default-chat-template-kwargs")
+    return shell(serve, ["--speculative-config", json.dumps(config)], defaults)
 
 
 def serve_sglang(pair: Pair) -> str:
@@ -324,6 +375,7 @@ def serve_sglang(pair: Pair) -> str:
         ["--speculative-num-steps", str(pair.num_speculative_tokens), "--speculative-eagle-topk", "1"],
         ["--speculative-num-draft-tokens", str(pair.num_speculative_tokens + 1)],
         ["--speculative-draft-model-quantization", "unquant"] * (pair.target.is_quantized > pair.draft.is_quantized),
+        template_defaults(pair, "--default-chat-template-kwargs"),
     )
 
 
@@ -331,6 +383,7 @@ def serve_llama_cpp(pair: Pair) -> str:
     return shell(
         ["llama-server", "-m", gguf_name(pair.target), "-md", gguf_name(pair.draft), "--spec-type", "draft-simple"],
         ["--spec-draft-n-max", str(pair.num_speculative_tokens), "--spec-draft-p-min", "0.0"],
+        template_defaults(pair, "--chat-template-kwargs"),
     )
 
 
@@ -426,15 +479,18 @@ def read_model(path: str, revision: str = "main") -> Model:
         context=None if context is None else context.tokens,
         dtype=config.get("dtype") or config.get("torch_dtype") or part.get("dtype"),
         is_quantized=config.get("quantization_config") is not None,
+        is_recurrent=has_recurrent_layers(part),
     )
     folder = local if local is not None else cached_config(path, revision) if own else None
     if folder is None or is_gguf(folder):
         return model
+    manifest = read_manifest(folder) or {}
     return replace(
         model,
         tokenizer=read_tokenizer(folder, config),
         num_assistant_tokens=read_json_file(folder / "generation_config.json").get("num_assistant_tokens"),
-        form=(read_manifest(folder) or {}).get("form"),
+        form=manifest.get("form"),
+        chat_template_kwargs=one_setting(manifest.get("chat_template_kwargs", [])),
     )
 
 

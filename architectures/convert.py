@@ -37,6 +37,7 @@ from architectures.manifest import (
     TOKENIZER_SETTINGS,
     fingerprint_checkpoint,
     read_json_file,
+    read_manifest,
     write_manifest,
 )
 from architectures.pruning.prune import require_numbers
@@ -275,7 +276,9 @@ def convert_draft(folder: Path, out: Path, form: Form) -> None:
     with staged_folder(out) as staged:
         write(draft, staged)
         inputs = {"draft": fingerprint_checkpoint(folder)}
-        write_manifest(staged, stage="convert", inputs=inputs, form=form, draft=str(folder))
+        kwargs = (read_manifest(folder) or {}).get("chat_template_kwargs", [])
+        more = {"draft": str(folder), "chat_template_kwargs": kwargs}
+        write_manifest(staged, stage="convert", inputs=inputs, form=form, **more)
 
 
 def write_whole(draft: SmallDraft, folder: Path) -> None:

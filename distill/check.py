@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-from architectures.compatibility import LABELS, EngineName, Pair, Problem, check, read_model
+from architectures.compatibility import LABELS, EngineName, Pair, Problem, check, one_setting, read_model
 from architectures.console import Table, facts, plural
 from architectures.errors import UserError
 from architectures.families import FAMILIES
@@ -345,6 +345,7 @@ def planned_pair(recipe: Recipe, draft: Shape) -> Pair:
         tokenizer=None,
         num_assistant_tokens=None,
         form=None,
+        chat_template_kwargs=one_setting(recipe.data.chat_template_kwargs),
         planned=True,
     )
     return Pair(

@@ -59,7 +59,8 @@ def export_draft(run: Run, checkpoint: Path, *, finished: bool) -> None:
     """Write <run>/draft from a checkpoint, and record if its training run has finished."""
 
     def finish(folder: Path) -> None:
-        run.record(run.draft, draft_inputs(run), folder, finished=finished, checkpoint=checkpoint.name)
+        more = {"checkpoint": checkpoint.name, "chat_template_kwargs": run.recipe.data.chat_template_kwargs}
+        run.record(run.draft, draft_inputs(run), folder, finished=finished, **more)
 
     export_checkpoint(
         checkpoint,

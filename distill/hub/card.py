@@ -124,6 +124,7 @@ def servings_of(
     repo_id: str,
     base_model: str | None,
     num_speculative_tokens: int | None,
+    chat_template_kwargs: Mapping[str, Any],
     without_own_tokenizer: str | None = None,
 ) -> list[Serving]:
     """Return every engine with the form at the root, and for a reduced head the forms of single engines.
@@ -137,7 +138,7 @@ def servings_of(
     model = replace(read_model(str(target), "main"), name=base_model or target.name, path=base_model or target.name)
 
     def serving(engine: EngineName, folder: Path, path: str, download: str = "", form: str = "") -> Serving:
-        draft = replace(read_model(str(folder)), name=path, path=path)
+        draft = replace(read_model(str(folder)), name=path, path=path, chat_template_kwargs=chat_template_kwargs)
         pair = Pair(
             draft=draft, target=model, num_speculative_tokens=num_speculative_tokens or DEFAULT_NUM_SPECULATIVE_TOKENS
         )
@@ -293,8 +294,6 @@ def fact_rows(recipe: Recipe, folder: Path, counts: Mapping[str, Any], card: Sco
         trained_on = f"{train['response_tokens']:,} tokens of {train['responses']:,} responses"
     if distill.samples != "teacher":
         trained_on += f", replaced during training (distill.samples: {distill.samples})"
-    if len(recipe.data.temperatures) > 1:
-        trained_on += f" at temperatures {', '.join(f'{each:g}' for each in recipe.data.temperatures)}"
     of_text = recipe.text.max_seq_len if distill.train_on == "text" and recipe.text is not None else 0
     longest = {
         "trained": of_text or min(train.get("longest", 0), recipe.data.max_seq_len),

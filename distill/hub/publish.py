@@ -14,7 +14,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from architectures.compatibility import reject_misleading_name
+from architectures.compatibility import one_setting, reject_misleading_name
 from architectures.convert import convert_draft
 from architectures.errors import UserError
 from architectures.families import family_of
@@ -130,6 +130,7 @@ def lay_out(settings: PushSettings, out: Path) -> None:
             repo_id=settings.repo_id,
             base_model=base_model,
             num_speculative_tokens=k,
+            chat_template_kwargs=one_setting(recipe.data.chat_template_kwargs),
             without_own_tokenizer=refused,
         ),
         certified=bool(certificates),

@@ -56,7 +56,9 @@ class CertifySettings(Section):
     revision: Revision = "main"
     tensor_parallel: TensorParallel = 1
     prompts: PromptWords = ()
-    chat_template_kwargs: TemplateKwargs = Field(default="{}", validate_default=True)
+    chat_template_kwargs: Annotated[TemplateKwargs, Flag(metavar="JSON", absent="those of the draft's training")] = (
+        Field(default="{}", validate_default=True)
+    )
     num_prompts: Annotated[int, Field(ge=24, le=MOST, description="Prompts.")] = 24
     max_new_tokens: MaxScoredTokens = 64
     num_speculative_tokens: NumSpeculativeTokens = 3
@@ -165,6 +167,10 @@ def make_certificate(settings: CertifySettings, target: Path, draft: Path, *, th
     from eval.engines.worker import decode_all
     from eval.models import load_model, load_tokenizer, stop_token_ids
     from eval.pair import prompts_of
+
+    if "chat_template_kwargs" not in settings.model_fields_set:
+        trained = read_model(str(draft)).chat_template_kwargs
+        settings = settings.model_copy(update={"chat_template_kwargs": trained})
 
     # Prompts, all of one kind, rendered by the target's own tokenizer and template.
     if CONFIG_KEY in read_config(draft):

@@ -96,11 +96,11 @@ def counts_of(engine: Engine, text: dict[str, Any], num_speculative_tokens: int)
 
 def engine_run(engine: Engine, request: dict[str, Any], response: dict[str, Any]) -> EngineRun:
     files = f"{Path(request['target']).stem} with {Path(request['draft']).stem}"  # llama.cpp's are in the files
-    k = request["num_speculative_tokens"]
+    k, kwargs = request["num_speculative_tokens"], request.get("chat_template_kwargs")
     return EngineRun(
         engine=engine,
         version=response["version"],
-        command=command_of(engine, request),
+        command=command_of(engine, request) + (f", chat_template_kwargs={kwargs}" if kwargs else ""),
         dtype=files if engine == "llama.cpp" else request["dtype"],
         num_speculative_tokens=k,
         max_new_tokens=request["max_new_tokens"],

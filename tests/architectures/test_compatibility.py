@@ -14,6 +14,7 @@ from architectures.compatibility import (
     read_model,
     serve_command,
 )
+from architectures.manifest import write_manifest
 from architectures.shapes import Shape
 from tests.rejections import rejects
 
@@ -108,6 +109,52 @@ def test_a_family_without_a_head_in_vllm_has_no_own_tokenizer_there():
     draft = model("draft", **OWN, model_type="gemma2", tie_word_embeddings=True, head_dim=16)
     [first, *_] = check("vllm", replace(CLEAN, draft=draft))
     assert (first.what, first.is_fatal) == ("vocabulary", True)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_template_arguments_of_training_are_defaults_of_servers_or_asked_for(engine):
+    pair = replace(CLEAN, draft=model("draft", chat_template_kwargs={"enable_thinking": False}))
+    flags = dict.fromkeys(("vllm", "sglang"), "--default-chat-template-kwargs") | {
+        "llama.cpp": "--chat-template-kwargs"
+    }
+    problems = [problem.what for problem in check(engine, pair)]
+    assert problems == ([] if engine in flags else ["chat template"])
+    words = serve_command(engine, pair).split(" \\\n  ")
+    assert words[-1] == (f"{flags[engine]} '{{\"enable_thinking\": false}}'" if engine in flags else words[-1])
+    assert "enable_thinking" not in serve_command(engine, CLEAN)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_engines_say_if_they_roll_recurrent_layers_back(engine):
+    [of_target] = check(engine, replace(CLEAN, target=model("target", is_recurrent=True)))
+    [of_draft] = check(engine, replace(CLEAN, draft=model("draft", is_recurrent=True)))
+    assert (of_target.what, of_target.is_fatal) == ("recurrent layers", engine == "transformers")
+    assert (of_draft.what, of_draft.is_fatal) == ("recurrent layers", False)
+
+
+@pytest.mark.parametrize(
+    ("config", "is_recurrent"),
+    [
+        ({"layer_types": ["linear_attention", "full_attention"]}, True),
+        ({"linear_conv_kernel_dim": 4, "full_attention_interval": 4}, True),
+        ({"layers_block_type": ["mamba", "attention", "mlp"]}, True),
+        ({"mamba_d_state": 16, "attn_layer_indices": [1]}, True),
+        ({"conv_L_cache": 3, "layer_types": ["conv", "full_attention"]}, True),
+        ({"mamba_d_state": 16, "layer_types": ["attention", "attention"]}, False),
+        ({"layer_types": ["sliding_attention", "full_attention"]}, False),
+        ({}, False),
+    ],
+)
+def test_recurrent_layers_are_found_in_the_config(config, is_recurrent, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({**CONFIG, "model_type": "other", **config}))
+    assert read_model(str(tmp_path)).is_recurrent is is_recurrent
+
+
+@pytest.mark.parametrize("settings", [[{}], [{"enable_thinking": False}], [{"enable_thinking": False}, {}]])
+def test_the_one_setting_of_the_template_is_read_from_the_manifest(settings, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    write_manifest(tmp_path, stage="export", inputs={}, chat_template_kwargs=settings)
+    assert read_model(str(tmp_path)).chat_template_kwargs == (settings[0] if len(settings) == 1 else {})
 
 
 def test_commands_name_both_models_and_the_number_of_tokens():

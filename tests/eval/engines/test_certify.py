@@ -10,6 +10,7 @@ import pytest
 
 import widedraft
 from architectures.compatibility import ENGINES, LABELS
+from architectures.manifest import write_manifest
 from eval.engines.certificate import read_certificates
 from eval.engines.certify import CertifySettings, make_certificate
 from eval.engines.runs import NONE, OwnTokens, own_tokens, replay_run
@@ -78,6 +79,24 @@ def test_a_draft_of_another_target_fails_and_its_files_are_named(pair, tmp_path)
     failed = {one.law: one.detail for one in certificate.findings if not one.holds}
     assert {"enough", "files"} <= set(failed)  # of two tokens each, for speed
     assert failed["files"].endswith("tokenizer, chat template")
+
+
+def test_a_draft_is_measured_with_the_template_arguments_of_its_training(pair, tmp_path):
+    folders = [Path(shutil.copytree(each, tmp_path / each.name)) for each in pair]
+    for folder in folders:
+        template = (folder / "chat_template.jinja").read_text()
+        (folder / "chat_template.jinja").write_text(template + "{{ '!' * mark|default(0) }}")
+    write_manifest(folders[1], stage="export", inputs={}, chat_template_kwargs=[{"mark": 5}])
+
+    def prompt(**changes):
+        settings = CertifySettings(
+            draft=str(folders[1]), target=str(folders[0]), engine="transformers", max_new_tokens=2, **changes
+        )
+        run = make_certificate(settings, *folders, threads=1).run
+        return run.texts[0].prompt_ids, "'mark': 5" in run.command
+
+    (trained, is_named), (other, is_named_too) = prompt(), prompt(chat_template_kwargs="{}")
+    assert (len(trained) - len(other), is_named, is_named_too) == (5, True, False)
 
 
 @pytest.mark.parametrize(
