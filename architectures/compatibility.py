@@ -93,8 +93,7 @@ LAYER_TYPES = ("layer_types", "layers_block_type", "block_types")  # keys of con
 RECURRENT_LAYERS = {"linear_attention", "mamba", "mamba2", "recurrent", "conv", "hybrid", "hybrid_sliding"}
 RECURRENT_KEYS = re.compile(r"mamba_|ssm_|linear_(attn|conv|num)|conv_L_cache|lru_width|state_size")
 ROLLBACK: dict[EngineName, str] = {  # what an engine does with a target's recurrent state after rejected tokens
-    "vllm": "vLLM rolls the target's state back, and keeps one state per proposed token for it.",
-    "sglang": "SGLang rolls the target's state back, and keeps one state per proposed token for it.",
+    **dict.fromkeys(("vllm", "sglang"), "the target's state is rolled back; one is kept per proposed token."),
     "llama.cpp": "llama-server restores the target's state and reads accepted tokens again: this costs a second pass.",
     "transformers": "transformers does not roll the target's state back. Use another engine.",
 }

@@ -277,8 +277,9 @@ def convert_draft(folder: Path, out: Path, form: Form) -> None:
         write(draft, staged)
         inputs = {"draft": fingerprint_checkpoint(folder)}
         kwargs = (read_manifest(folder) or {}).get("chat_template_kwargs", [])
-        more = {"draft": str(folder), "chat_template_kwargs": kwargs}
-        write_manifest(staged, stage="convert", inputs=inputs, form=form, **more)
+        write_manifest(
+            staged, stage="convert", inputs=inputs, form=form, draft=str(folder), chat_template_kwargs=kwargs
+        )
 
 
 def write_whole(draft: SmallDraft, folder: Path) -> None:

@@ -6,8 +6,9 @@ Of local weights only the headers are read; without any, nothing here imports to
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import cycle, islice
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from architectures.compatibility import LABELS, EngineName, Pair, Problem, check, one_setting, read_model
 from architectures.console import Table, facts, plural
@@ -55,7 +56,7 @@ from distill.estimate import (
 )
 from distill.hub.push import reject_unpublishable
 from distill.recipe.recipe import Recipe
-from distill.recipe.sections import TIED_AND_FROZEN, DataConfig, missing_package, reject_k_beyond
+from distill.recipe.sections import TIED_AND_FROZEN, missing_package, reject_k_beyond
 from distill.recipe.validate import reject_orders, reject_unfit
 from distill.run import Run, reject_long_texts, require_run_folder
 from eval.chat import RowErrors
@@ -161,7 +162,9 @@ def check_recipe(
     attempt(reject_unpublishable, recipe)
     shapes = attempt(planned_shapes, recipe)
     malformed = RowErrors(skip=recipe.data.malformed == "skip")
-    sources = [attempt(read_rows, source, recipe.data, malformed) for source in recipe.data.prompts]
+    load = load_conversations if recipe.data.responses == "given" else load_prompts
+    how = {"chat_template_kwargs": cycle(recipe.data.chat_template_kwargs), "errors": malformed}  # of all rows
+    sources = [attempt(read_rows, source, load, **how) for source in recipe.data.prompts]
     for source in recipe.eval.tasks:
         attempt(read_rows, source)
     template = attempt(malformed.raise_any if shapes is None else partial(reject_unrendered, run, sources, malformed))
@@ -216,17 +219,16 @@ def check_recipe(
     ]
 
 
-def read_rows(source: PromptSource, data: DataConfig | None = None, malformed: RowErrors | None = None) -> Rows | None:
-    """Read the prompts of a file, or the conversations if `data` has given responses; None for a data set.
+def read_rows(source: PromptSource, load: Callable[..., Rows] = load_prompts, **how: Any) -> Rows | None:
+    """Read the rows of a file; None for a data set, which is slow to open and counts as num_prompts rows.
 
-    Data sets are slow to open.
+    Args:
+        how: Arguments of `load`.
     """
     if source.path is None:
+        list(islice(how.get("chat_template_kwargs", ()), source.num_prompts or 0))
         return None
-    if data is None:
-        return load_prompts([source])
-    load = load_conversations if data.responses == "given" else load_prompts
-    return load([source], chat_template_kwargs=data.chat_template_kwargs, errors=malformed)
+    return load([source], **how)
 
 
 def reject_unrendered(run: Run, sources: Sequence[Rows | None], malformed: RowErrors) -> bool | None:

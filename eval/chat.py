@@ -144,7 +144,7 @@ def parse_messages(value: Any, name: str, where: str) -> list[Message]:
 
 
 def parse_message(message: Any, place: str, where: str) -> Message | None:
-    """Parse one message: role, content and, if given, tool_calls, reasoning_content, a tool's name and tool_call_id.
+    """Parse one message: role, content and, if given, tool_calls, reasoning_content, weight 0, and names of a tool.
 
     Returns:
         None for a system message without content, as some exports write.
@@ -168,6 +168,10 @@ def parse_message(message: Any, place: str, where: str) -> Message | None:
         parsed["reasoning_content"] = checked_text(reasoning, f"{place}.reasoning_content", where)
     if calls:
         parsed["tool_calls"] = calls
+    if role == "assistant" and message.get("weight") is not None:
+        if message["weight"] not in (0, 1):
+            raise wrong(where, f"{place}.weight", "0 or 1", message["weight"])
+        parsed |= {"weight": 0} if message["weight"] == 0 else {}
     if role == "tool":
         parsed |= {name: message[name] for name in ("name", "tool_call_id") if message.get(name)}
     return parsed

@@ -3,7 +3,7 @@
 import json
 import re
 import sys
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -400,7 +400,7 @@ def drop_too_long(prompts: Sequence[Sourced], lengths: Sequence[int], max_prompt
 def load_prompts(
     sources: Sequence[PromptSource],
     *,
-    chat_template_kwargs: Sequence[Mapping[str, Any]] = ({},),
+    chat_template_kwargs: Iterable[Mapping[str, Any]] = ({},),
     errors: RowErrors | None = None,
 ) -> list[Prompt]:
     """Load the prompts of every source, in order.
@@ -419,8 +419,11 @@ def load_prompts(
 Chats = TypeVar("Chats", bound=Any)  # prompts or conversations
 
 
-def with_template_kwargs(rows: Sequence[Chats], chat_template_kwargs: Sequence[Mapping[str, Any]]) -> list[Chats]:
-    """Return the rows with arguments of the chat template; several are used in turn, one per row."""
+def with_template_kwargs(rows: Sequence[Chats], chat_template_kwargs: Iterable[Mapping[str, Any]]) -> list[Chats]:
+    """Return the rows with arguments of the chat template; several are used in turn, one per row.
+
+    An iterator is left after the last that was used.
+    """
     return [
         replace(row, chat_template_kwargs=kwargs) if kwargs else row
         for row, kwargs in zip(rows, cycle(chat_template_kwargs), strict=False)

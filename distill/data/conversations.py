@@ -5,7 +5,7 @@ A row has `messages`, `conversations` or `conversation` with responses in it; or
 `output` and `chosen`; or only `chosen`, the preferred conversation. Rows of a named task are parsed by the task.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,7 +35,8 @@ class Conversation:
 
     Attributes:
         source: Its row, as "file.jsonl:12".
-        messages: Oldest first. The last is the assistant's, and each assistant turn follows a user's or a tool's.
+        messages: Oldest first. The last is the assistant's, and each assistant turn follows a user's or a tool's,
+            except turns of weight 0 (OpenAI's field), which are not trained on.
         tools: Functions offered to the assistant.
         chat_template_kwargs: Further arguments of the chat template.
     """
@@ -47,8 +48,8 @@ class Conversation:
 
     @property
     def responses(self) -> list[int]:
-        """Indices of the assistant's turns."""
-        return [index for index, message in enumerate(self.messages) if message["role"] == "assistant"]
+        """Indices of the assistant's turns, without those of weight 0."""
+        return [index for index, message in enumerate(self.messages) if is_learned(message)]
 
     @property
     def question(self) -> tuple[Message, ...]:
@@ -63,7 +64,7 @@ class Conversation:
 def load_conversations(
     sources: Sequence[PromptSource],
     *,
-    chat_template_kwargs: Sequence[Mapping[str, Any]] = ({},),
+    chat_template_kwargs: Iterable[Mapping[str, Any]] = ({},),
     errors: RowErrors | None = None,
 ) -> list[Conversation]:
     """Load the conversations of every source, in order; arguments as for eval.prompts.load_prompts.
@@ -107,13 +108,17 @@ def stripped(message: Message) -> Message:
 def conversation_of(messages: Sequence[Message], where: str, tools: tuple[dict[str, Any], ...] = ()) -> Conversation:
     """Build a conversation up to the last response; strip responses of whitespace, which a target does not generate."""
     roles = [message["role"] for message in messages]
-    follows = [before for before, role in zip([None, *roles], roles, strict=False) if role == "assistant"]
+    learned_at = [index for index, message in enumerate(messages) if is_learned(message)]
+    follows = [roles[index - 1] if index else None for index in learned_at]
     if not follows or not set(follows) <= {"user", "tool"}:
-        kind = "messages must contain assistant turns, each after a user turn"
+        kind = "messages must contain assistant turns, those of weight 0 aside, each after a user turn"
         raise RowError(f"{where}: {kind}, got {', '.join(roles)}. Fix or delete this row, {WRITTEN_INSTEAD}.", kind)
-    last = len(roles) - 1 - roles[::-1].index("assistant")
     learned = [
         message | {"content": message["content"].strip()} if message["role"] == "assistant" else message
-        for message in messages[: last + 1]
+        for message in messages[: learned_at[-1] + 1]
     ]
     return Conversation(where, tuple(learned), tools)
+
+
+def is_learned(message: Message) -> bool:
+    return message["role"] == "assistant" and message.get("weight") != 0

@@ -448,12 +448,11 @@ def count_responses(
 ) -> tuple[SplitCounts, int]:
     """Count the responses on disk, how they ended and at which temperatures, and the prompts' turns without one."""
     traces = read_traces(out, name)
-    num_tokens = sum(len(trace.response_ids) for trace in traces)
     cut = [trace for trace in traces if trace.finish_reason == "length"]
     counts = SplitCounts(
         prompts=len(prompts),
         responses=len(traces),
-        response_tokens=num_tokens,
+        response_tokens=sum(len(trace.response_ids) for trace in traces),
         ended_by_length=len(cut),
         longest=max((len(trace.token_ids) for trace in traces), default=0),
     )

@@ -18,6 +18,8 @@ from distill.check import check_recipe
 from distill.recipe.recipe import load_recipe, save_recipe
 from distill.run import Run, target_record
 from distill.stage_inputs import generate_inputs
+from eval.prompts import load_prompts
+from eval.tasks import PromptSource
 from tests.rejections import rejects
 
 RECIPE = """\
@@ -223,6 +225,18 @@ def test_what_would_fail_later_is_refused(checked, overrides, key):
     with pytest.raises(UserError) as raised:
         checked(*overrides)
     assert key in str(raised.value)
+
+
+def test_template_arguments_alternate_over_the_rows_of_all_sources(checked, monkeypatch):
+    found = []
+    monkeypatch.setattr("distill.check.reject_unrendered", lambda _run, sources, _malformed: found.extend(sources))
+    Path("one.jsonl").write_text('{"prompt": "Count."}')
+    kwargs = [{"enable_thinking": False}, {}]
+    checked(
+        "data.prompts=[{path: one.jsonl}, {path: prompts.jsonl}]", f"data.chat_template_kwargs={json.dumps(kwargs)}"
+    )
+    sources = [PromptSource(path="one.jsonl"), PromptSource(path="prompts.jsonl")]
+    assert [row for rows in found for row in rows] == load_prompts(sources, chat_template_kwargs=kwargs)
 
 
 def test_a_logger_without_its_package_is_refused_until_the_draft_is_trained(checked, monkeypatch):

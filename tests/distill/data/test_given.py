@@ -32,6 +32,7 @@ def response(text: str) -> dict[str, str]:
     return {"role": "assistant", "content": text}
 
 
+UNLEARNED = (ask("a"), {**response("b"), "weight": 0})
 SYSTEM = {"role": "system", "content": "Be brief."}
 
 
@@ -52,11 +53,21 @@ def config(*paths: str, **changes: Any) -> DataConfig:
         ({"messages": [ask("a"), response(" b "), ask(" c "), response("d")], "prompt": "x", "answer": "y"},
          (ask("a"), response("b"), ask(" c "), response("d"))),
         ({"messages": [SYSTEM, ask("a"), response("b"), ask("and?")]}, (SYSTEM, ask("a"), response("b"))),
+        ({"messages": [*UNLEARNED, ask("c"), response("d") | {"weight": 1}, *UNLEARNED]},
+         (*UNLEARNED, ask("c"), response("d"))),
     ],
 )  # fmt: skip
 def test_row_forms(row_file, row, messages):
     path = row_file(row)
     assert load_conversations([PromptSource(path=path)]) == [Conversation(f"{path}:1", messages)]
+
+
+def test_turns_of_weight_0_are_read_but_not_trained_on(tiny_target, row_file, tmp_path):
+    path = row_file(*rows(), {"messages": [*UNLEARNED, ask("c"), response("d")]})
+    collect_given(tiny_target, config(path), tmp_path / "data", seed=3, dtype="float32")
+    train_set = read_traces(tmp_path / "data", "train")
+    [trace] = [each for each in train_set if each.source.startswith(f"{path}:11")]
+    assert (trace.source, trace.messages, trace.response) == (f"{path}:11", (*UNLEARNED, ask("c")), "d")
 
 
 def test_rows_of_a_task_bring_the_responses_their_task_says(row_file):
@@ -77,6 +88,8 @@ def test_rows_of_a_task_bring_the_responses_their_task_says(row_file):
         ({"messages": [ask("a"), response("b"), response("c")]}, "messages"),
         ({"messages": [response("b"), ask("a"), response("c")]}, "messages"),
         ({"messages": [ask("a"), response("")]}, "messages[1].content"),
+        ({"messages": UNLEARNED}, "messages"),
+        ({"messages": [ask("a"), response("b") | {"weight": 0.5}]}, "messages[1].weight"),
         ({"prompt": "a", "answer": " \n"}, "answer"),
         ({"prompt": "a", "answer": 7}, "answer"),
         (["a"], ""),
