@@ -76,14 +76,14 @@ class Responses:
         ]
 
 
-def with_prompt_limit(config: EvalConfig, models: Sequence[Path], prompts: Sequence[Prompt]) -> EvalConfig:
-    """Return the config with max_prompt_len as a number: by default the longest prompt, limited by context and memory.
+def prompt_limit(config: EvalConfig, models: Sequence[Path], prompts: Sequence[Prompt]) -> int:
+    """Return max_prompt_len: by default the longest prompt, limited by context and memory.
 
     Args:
         models: The target first; all of them read prompts and responses.
     """
     if config.max_prompt_len is not None:
-        return config
+        return config.max_prompt_len
     tokenizer, new = load_tokenizer(models[0]), config.max_new_tokens
 
     def longest(prompt: Prompt) -> int:
@@ -92,7 +92,7 @@ def with_prompt_limit(config: EvalConfig, models: Sequence[Path], prompts: Seque
 
     contexts = [context.tokens - new for folder in models if (context := context_length_of(folder)) is not None]
     most = min([*contexts, config.batch_size * PROMPT_TOKENS, max(map(longest, prompts), default=1)])
-    return config.model_copy(update={"max_prompt_len": max(1, most)})
+    return max(1, most)
 
 
 def record_responses(
@@ -108,7 +108,7 @@ def record_responses(
     share: Share = ALONE,
 ) -> Responses:
     """Generate the target's responses into out/responses unless they exist; each process generates a part."""
-    assert config.max_prompt_len is not None, "set by with_prompt_limit"
+    assert config.max_prompt_len is not None, "set by the scorecard"
     # Greedy decoding uses only the penalty.
     penalty_only = SamplingConfig(repetition_penalty=config.sampling.repetition_penalty)
     settings = DecodingSettings(

@@ -26,7 +26,7 @@ from architectures.files import checked, read_text, write_text
 from architectures.manifest import fingerprint_value
 from architectures.settings import MinP, RepetitionPenalty, Temperature, TopK, TopP
 from architectures.vocabulary_head import head_ids
-from eval.acceptance_rates import mean, responses_folder, steps_at
+from eval.acceptance_rates import mean, prompt_limit, responses_folder, steps_at
 from eval.chat import checked_text
 from eval.config import EvalConfig, GenerateConfig, requested_sampling
 from eval.decoding.generate import write_traces
@@ -132,13 +132,14 @@ def record_endpoint(
     [url] = generate.urls
     server = EngineServer.find(url, generate, max_model_len=1)
     server.client.close()
+    used = prompts[: config.num_prompts]
     settings = DecodingSettings(
         max_new_tokens=config.max_new_tokens,
         temperature=0.0,
         top_p=1.0,
         batch_size=config.batch_size,
         shard_size=config.batch_size,
-        max_prompt_len=config.max_prompt_len,
+        max_prompt_len=prompt_limit(config, [target, draft], used),
         seed=0,
         dtype="the server's",
         repetition_penalty=config.sampling.repetition_penalty,
@@ -146,7 +147,7 @@ def record_endpoint(
     )
     folder = responses_folder(out, 0.0, config.sampling)
     with responses_by(generate) as kind:
-        write_traces(target, prompts[: config.num_prompts], folder, settings, name=TRACES_NAME, generated_by=kind)
+        write_traces(target, used, folder, settings, name=TRACES_NAME, generated_by=kind)
     served = ServedModel(name=server.model, url=url, target=str(target))
     return replace(read_recorded_traces(folder, draft), served=served)
 

@@ -21,10 +21,10 @@ from eval.acceptance_rates import (
     Responses,
     acceptance_row,
     difference_row,
+    prompt_limit,
     record_responses,
     replay_drafts,
     require_fitting,
-    with_prompt_limit,
 )
 from eval.config import EvalConfig
 from eval.decoding.generate import Kind
@@ -88,7 +88,8 @@ def score_drafts(
     for draft in drafts.values():
         require_same_tokenizer(target, draft)
     used = prompts[: config.num_prompts]
-    config = with_prompt_limit(config, [target, *drafts.values()], used)
+    longest = prompt_limit(config, [target, *drafts.values()], used)
+    config = config.model_copy(update={"max_prompt_len": longest})
 
     with torch_threads(share_threads(share)):
         # Responses of the target, at every temperature.

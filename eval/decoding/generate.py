@@ -216,13 +216,14 @@ class LocalGenerator:
         """Yield one response per turn, in batches of one temperature; turns that are too long have none."""
         rendered = [(self.render(turn), turn) for turn in turns]
         fitting = [(ids, turn) for ids, turn in rendered if len(ids) <= self.settings.max_prompt_len]
-        fitting.sort(key=lambda pair: (pair[1].temperature, len(pair[0])))
+        fitting.sort(key=lambda pair: pair[1].temperature)
         for temperature, own in groupby(fitting, key=lambda pair: pair[1].temperature):
             yield from self.generate_at(temperature, list(own))
 
     def generate_at(self, temperature: float, fitting: Sequence[Rendered]) -> Iterator[tuple[RecordedTurn, Trace]]:
         """Yield one response per turn, in batches sorted by length; long prompts are in smaller batches."""
         sampling, size, start = sampling_of(self.settings, temperature), self.settings.batch_size, 0
+        fitting = sorted(fitting, key=lambda pair: len(pair[0]))
         while start < len(fitting):
             longest = len(fitting[start : start + size][-1][0])
             rows = max(1, min(size, (self.settings.batch_tokens or size * longest) // longest))

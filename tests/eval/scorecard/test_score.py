@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from architectures.manifest import fingerprint_value
-from eval.acceptance_rates import Responses, replay_drafts, with_prompt_limit
+from eval.acceptance_rates import Responses, prompt_limit, replay_drafts
 from eval.chat import render_prompt
 from eval.config import EvalConfig
 from eval.decoding.sampling import Limits, Sampling, Speculation
@@ -63,7 +63,7 @@ def test_by_default_prompts_are_as_long_as_context_and_memory_allow(make_checkpo
     once, talk = ask("a" * 50), ask("a" * 50, "b" * 50)
 
     def limit(*models, prompts=(talk,), **changes):
-        return with_prompt_limit(config(**{"max_prompt_len": None, **changes}), models, prompts).max_prompt_len
+        return prompt_limit(config(**{"max_prompt_len": None, **changes}), models, prompts)
 
     length = len(render_prompt(load_tokenizer(target), once))
     assert limit(target, prompts=(*PROMPTS, once)) == length
