@@ -235,7 +235,7 @@ def check_model(engine: EngineName, pair: Pair) -> Iterator[Problem]:
     if draft.is_quantized:
         yield Problem("quantisation", f"the draft's weights are quantised; loading them in {label} is not checked.")
     if family is None or draft.shape is None:
-        yield Problem("model type", f"widedraft does not support {draft.model_type}; its sizes were not checked.")
+        yield Problem("model type", f"{draft.model_type} has no entry in widedraft; its sizes were not checked.")
         return
     shape = draft.shape
     for problem in serving_problems(shape):
