@@ -30,14 +30,12 @@ from architectures.shapes import NAMED_SHAPES, ContextLength, Shape, context_len
 from architectures.target_files import require_tokenizer
 from architectures.vocabulary import (
     CONFIG_KEY,
-    COUNTED,
     TOKENIZER,
-    read_tokens,
     reject_small_head,
     with_requested_head,
 )
 from distill.data.conversations import Conversation, load_conversations
-from distill.draft_vocabulary import listed_ids
+from distill.draft_vocabulary import require_possible_ids
 from distill.estimate import (
     GIB,
     PROCESSES_PER_MACHINE,
@@ -279,7 +277,7 @@ def rules(recipe: Recipe, shapes: PlannedShapes) -> list[Callable[[], object]]:
         partial(reject_missing_packages, recipe),
         partial(reject_damaged, recipe.target.path, recipe.target.revision),
         *([] if wanted.source_at is None else [partial(reject_damaged, *wanted.source_at, needs_tokenizer=False)]),
-        partial(reject_foreign_list, run, target.vocab),
+        partial(reject_impossible_ids, run, target.vocab),
     ]
     if wanted.plan is None and wanted.source is None and not (run.scores.is_finished or run.init.is_finished):
         found.append(partial(reject_orders, recipe.target.placement, needed_scores(shapes.source, wanted)))
@@ -323,11 +321,11 @@ def reject_missing_packages(recipe: Recipe) -> None:
             raise UserError("\n".join(problems))
 
 
-def reject_foreign_list(run: Run, vocab_size: int) -> None:
-    """Raise UserError if a list of token ids does not fit the target's tokenizer, if available locally."""
+def reject_impossible_ids(run: Run, vocab_size: int) -> None:
+    """Raise UserError if the target's tokenizer is available locally and does not fit the reduced vocabulary."""
     wanted, folder = run.recipe.architecture.vocabulary, tokenizer_folder(run)
-    if wanted is not None and wanted.origin not in COUNTED and folder is not None:
-        listed_ids(wanted, read_tokens(folder, vocab_size), folder)
+    if wanted is not None and folder is not None:
+        require_possible_ids(wanted, folder, vocab_size)
 
 
 def planned_pair(recipe: Recipe, draft: Shape) -> Pair:

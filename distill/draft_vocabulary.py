@@ -146,6 +146,15 @@ def tokens_in(folder: Path, vocab_size: int) -> Tokens:
     return tokens_of(json.loads(backend.to_str()), folder, vocab_size)
 
 
+def require_possible_ids(wanted: VocabularyConfig, target: Path, vocab_size: int) -> None:
+    """Raise UserError if a list or a size does not fit the target's tokenizer, whose special tokens are always kept."""
+    tokens = tokens_in(target, vocab_size)
+    if wanted.origin in COUNTED:
+        ids_by_count({}, tokens, requested_size(wanted, vocab_size))
+    else:
+        listed_ids(wanted, tokens, target)
+
+
 @dataclass(frozen=True)
 class CountedResponse:
     """Fields of a response that are counted; eval.responses has the full record."""

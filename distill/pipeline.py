@@ -52,7 +52,7 @@ from architectures.vocabulary import VocabularyConfig
 from distill.cache_files import is_whole, verify_files
 from distill.check import check_recipe
 from distill.distributed import is_launched, require_same
-from distill.draft_vocabulary import OutputIds, choose_output_ids, with_output_ids
+from distill.draft_vocabulary import OutputIds, choose_output_ids, require_possible_ids, with_output_ids
 from distill.process import EXIT_CODE, signals_kept
 from distill.recipe.recipe import load_recipe
 from distill.recipe.sections import TeacherConfig, teacher_dtype
@@ -621,7 +621,13 @@ def generate_stage(run: Run, part: ShardPart = EVERY_FILE) -> None:
         raise UserError(
             "--shard: not supported with data.self_written_prompts, which one job must generate. Remove --shard."
         )
-    carry_out(run, run.data, generate_inputs, partial(write_responses, part=part))
+    wanted = run.recipe.architecture.vocabulary
+
+    def require() -> None:
+        if wanted is not None:
+            require_possible_ids(wanted, run.target, shape_of(run.target).vocab)
+
+    carry_out(run, run.data, generate_inputs, partial(write_responses, part=part), require=require)
 
 
 def cache_stage(run: Run) -> None:

@@ -217,6 +217,7 @@ def test_everything_wrong_is_told_at_once(checked):
         (("distill.teacher={source: cache, contents: top_k, k: 265}",), "distill.teacher"),
         (("target.path=nowhere.gguf",), "target.path: nowhere.gguf"),
         (("architecture.vocabulary={from: ids.json}",), "ids.json"),
+        (("architecture.vocabulary={size: 20}",), "architecture.vocabulary.size"),
         (("export.engines=[vllm]", "export.tensor_parallel=8"), "export.engines: vLLM"),
     ],
 )
