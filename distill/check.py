@@ -275,10 +275,12 @@ def rules(recipe: Recipe, shapes: PlannedShapes) -> list[Callable[[], object]]:
         partial(reject_k_beyond, recipe.distill.teacher, vocab=target.vocab, rows=draft.head_rows),
         partial(reject_long_texts, recipe, *lengths),
         partial(reject_missing_packages, recipe),
-        partial(reject_damaged, recipe.target.path, recipe.target.revision),
-        *([] if wanted.source_at is None else [partial(reject_damaged, *wanted.source_at, needs_tokenizer=False)]),
         partial(reject_impossible_ids, run, target.vocab),
     ]
+    if not Path(recipe.target.path).is_relative_to(recipe.run_dir):  # the tiny target of --debug has no weights yet
+        found.append(partial(reject_damaged, recipe.target.path, recipe.target.revision))
+        if wanted.source_at is not None:
+            found.append(partial(reject_damaged, *wanted.source_at, needs_tokenizer=False))
     if wanted.plan is None and wanted.source is None and not (run.scores.is_finished or run.init.is_finished):
         found.append(partial(reject_orders, recipe.target.placement, needed_scores(shapes.source, wanted)))
     if recipe.distill.freeze_input_embeddings and draft.tied:

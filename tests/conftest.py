@@ -185,7 +185,7 @@ def train_here(patch: pytest.MonkeyPatch) -> None:
         assert train.main([str(recipe_path), *overrides]) == 0
 
     patch.setattr(pipeline, "run_training", run_training)
-    patch.setattr(train, "restore_signals", lambda rank: None)
+    patch.setattr(train, "restore_signals", lambda: None)
 
 
 @pytest.fixture

@@ -43,7 +43,7 @@ def trained(monkeypatch, trainings_begin_at_once, fatal) -> list[str]:
         train.main([str(path)])
 
     monkeypatch.setattr(pipeline, "run_training", run_training)
-    monkeypatch.setattr(train, "restore_signals", lambda rank: None)
+    monkeypatch.setattr(train, "restore_signals", lambda: None)
     monkeypatch.setattr(search, "measured_steps", measured_steps)
     return begun
 

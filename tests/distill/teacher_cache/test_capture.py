@@ -48,7 +48,7 @@ def test_a_token_takes_the_bytes_that_were_estimated(write, examples, teacher):
 def test_a_cache_that_cannot_fit_is_refused_before_a_byte_is_written(write, tmp_path, monkeypatch):
     monkeypatch.setattr(teacher_cache, "free_bytes", lambda _: 1000)
     monkeypatch.setattr(teacher_cache, "load_target", None)
-    with rejects("MiB"):
+    with rejects("bytes"):
         write(HIDDEN)
     assert not (tmp_path / "cache").exists()
 
@@ -60,7 +60,7 @@ def test_a_capture_that_continues_needs_room_for_what_is_missing(write, tmp_path
     lost.unlink()
     with monkeypatch.context() as patch:
         patch.setattr(teacher_cache, "free_bytes", lambda _: num_bytes // 2)
-        with rejects("MiB"):
+        with rejects("bytes"):
             write(HIDDEN)
     monkeypatch.setattr(teacher_cache, "free_bytes", lambda _: num_bytes)
     write(HIDDEN)

@@ -178,7 +178,7 @@ def test_the_mixture_follows_the_students_losses_above_the_teachers(make_text_ru
     teacher = mixture.references
     assert all(reference not in losses.values() for reference in teacher)
     fixed = text_of(make_text_run("fixed", text={"mixture": "fixed"}))[1]
-    assert fixed.references == [float("inf")] * 2
+    assert fixed.references == {"a": float("inf"), "b": float("inf")}
 
 
 def test_entries_that_not_all_models_have_do_not_count():
