@@ -28,7 +28,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 from architectures.errors import UserError
 from architectures.files import remove_partials
-from architectures.hub import read_config, require_whole_head, resolve_checkpoint
+from architectures.hub import is_gguf, is_multimodal, read_config, require_whole_head, resolve_checkpoint
 from architectures.manifest import (
     MANIFEST_NAME,
     Manifest,
@@ -517,8 +517,9 @@ def stage_recipe(run: Run, layers: int, source: str | None) -> Recipe:
 
 
 def with_imported_target(recipe: Recipe, run: Run) -> Recipe:
-    """Return a recipe whose imported target is the run's directory of it, so that it is imported once."""
-    if run.target != run.imported_target:
+    """Return a recipe whose local GGUF or multimodal target is the run's import, so that it is imported once."""
+    path = recipe.target.path
+    if not is_gguf(path) and not is_multimodal(Path(path)):
         return recipe
     return recipe.model_copy(update={"target": recipe.target.model_copy(update={"path": str(run.imported_target)})})
 
