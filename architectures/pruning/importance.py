@@ -577,14 +577,20 @@ class LayerSearch:
         distance_from: DistanceFrom,
     ) -> dict[int, float]:
         """Return distance_C of candidates, ascending indices of blocks, on one sequence; shared over processes."""
-        distance, stream_1TH = distance_from(passage), passage.entry
-        own, reached = [], 0
-        for candidate in self.share.mine(candidates):
-            stream_1TH = self.through(blocks[reached:candidate], stream_1TH, passage)
-            norm_1TH = self.final_norm(self.through(tails[candidate], stream_1TH, passage))
-            own.append(self.finite(distance(for_head(self.model, norm_1TH))))
-            reached = candidate
+        distance = distance_from(passage)
+        exits = self.exits(passage, blocks, self.share.mine(candidates), tails)
+        own = [self.finite(distance(exit_1TH)) for exit_1TH in exits]
         return dict(zip(candidates, self.share.together(own), strict=True))
+
+    def exits(
+        self, passage: Passage, blocks: Sequence[Block], candidates: Sequence[int], tails: Sequence[Tail]
+    ) -> Iterator[Tensor]:
+        """Yield the `exit` of a passage through each candidate; layers before the next candidate run once."""
+        stream_1TH, reached = passage.entry, 0
+        for candidate in candidates:
+            stream_1TH = self.through(blocks[reached:candidate], stream_1TH, passage)
+            yield for_head(self.model, self.final_norm(self.through(tails[candidate], stream_1TH, passage)))
+            reached = candidate
 
     def finite(self, distance: Tensor) -> float:
         if not isfinite(distance):
@@ -636,20 +642,13 @@ class WholeModelSearch(LayerSearch):
         with skipping(self.layers[layer] for layer in removed):
             return self.model(input_ids=ids_1T, use_cache=False).logits
 
-    def distances(
-        self,
-        passage: Passage,
-        blocks: Sequence[Block],
-        candidates: Sequence[int],
-        tails: Sequence[Tail],
-        distance_from: DistanceFrom,
-    ) -> dict[int, float]:
-        distance, own = distance_from(passage), []
-        for candidate in self.share.mine(candidates):
+    def exits(
+        self, passage: Passage, blocks: Sequence[Block], candidates: Sequence[int], tails: Sequence[Tail]
+    ) -> Iterator[Tensor]:
+        """Yield the logits of each candidate."""
+        for candidate in candidates:
             left = {layer for block in (*blocks[:candidate], *tails[candidate]) for layer in block.layers}
-            removed = [layer for layer in range(len(self.layers)) if layer not in left]
-            own.append(self.finite(distance(self.logits(passage.entry, removed))))
-        return dict(zip(candidates, self.share.together(own), strict=True))
+            yield self.logits(passage.entry, [layer for layer in range(len(self.layers)) if layer not in left])
 
     def log_probabilities(self, exit_1TH: Tensor) -> Tensor:
         return exit_1TH.float().log_softmax(dim=-1)  # the model's logits
