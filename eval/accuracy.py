@@ -23,7 +23,7 @@ from eval.chat import raw_text
 from eval.decoding.kv_cache import Opener, open_sequencer
 from eval.decoding.sampling import Decoded, Limits, Speculation
 from eval.decoding.speculative import plain_decode, speculative_decode
-from eval.lossless import MIN_P, LosslessFinding, Parting, accepted_of, excess_p, find_parting, tie_allowance
+from eval.lossless import MIN_P, LosslessFinding, Parting, accepted_of, excess_p, find_parting, larger_p
 from eval.pair import LoadedPair
 from eval.prompts import Prompt, load_rows, task_answer, task_prompt
 from eval.tasks import TASKS, PromptSource
@@ -173,16 +173,18 @@ def compare_answers(
     only_plain = sum(own > other for own, other in zip(right, right_drafted, strict=True))
     only_drafted = sum(other > own for own, other in zip(right, right_drafted, strict=True))
 
-    # Texts that differ must do so at a near tie, and leave the argmax equally often on either side.
+    # Texts that differ must do so at a near tie, seldom further than readings differ, and leave the argmax equally
+    # often on either side.
     parted = [
         find_parting(pair.target, prompt, own.token_ids, other.token_ids, width=width)
         for prompt, own, other in zip(prompts, plain, drafted, strict=True)
         if own.token_ids != other.token_ids
     ]
     partings = [parting for parting in parted if parting is not None]
-    allowed = tie_allowance([parting.noise for parting in partings])
-    num_tied = sum(parting.is_tie(allowed) for parting in partings)
-    p_value = favour_p(partings)
+    num_tied = sum(parting.is_tie for parting in partings)
+    noise = max((parting.noise for parting in partings), default=0.0)
+    num_larger = sum(max(parting.short) > noise for parting in partings)
+    p_value = min(favour_p(partings), larger_p(num_larger, own=2, measured=1))
 
     detail = (
         f"accuracy without draft {accuracy_with_interval(right)}; with draft {accuracy_with_interval(right_drafted)}; "

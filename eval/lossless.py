@@ -30,7 +30,10 @@ None of this runs the code under test.
               reading and another are exchangeable, so a choice made by only one of them is equally likely to be made
               by either (McNemar 1947, "Note on the sampling error of the difference between correlated proportions").
               A choice counts once per sequence, because a sequence that loops meets it repeatedly.
-    size      A token may lie below the argmax by no more than the gap of the two best tokens differs between readings.
+    size      A token may lie below the argmax by no more than TIE_STEPS roundings, and rarely by more than the gap of
+              the two best tokens differs between readings. The differences of the sequence's own reading are
+              exchangeable with those of the others, so the m largest of all belong to it with a probability of at
+              most (own readings / all readings)^m, however heavy the tails of rounding are.
 
 Shape suffixes used in this file:
     N = judged tokens
@@ -71,9 +74,9 @@ from eval.replay import response_logits
 
 MIN_P = 1e-3  # a sound pair fails a statistical check once in a thousand times
 TIE_STEPS = 4  # roundings of the largest logit within which two count as a near tie, whatever is measured
-TIE_NOISE = 1.5  # times the largest measured difference: the sequence's own reading is one more
 
 Choice = tuple[int, int]  # the argmax of the reading at once, and the token taken instead
+Short = tuple[float, float, Choice]  # of a token below the argmax: its distance in logits, and the largest allowed
 
 
 @dataclass(frozen=True)
@@ -81,14 +84,13 @@ class TextTies:
     """Tokens that a sequence and other readings of it chose instead of the argmax.
 
     Attributes:
-        short: Per token below the argmax: its distance in logits, and the tolerance by TIE_STEPS.
         own: Choices of the sequence.
         others: Choices of each stepwise reading; none if it was only read at once.
         noise: Largest difference between readings of the gap of the two best tokens, in logits.
     """
 
     tokens: int
-    short: tuple[tuple[float, float], ...]
+    short: tuple[Short, ...]
     own: frozenset[Choice]
     others: tuple[frozenset[Choice], ...] = ()
     noise: float = 0.0
@@ -116,8 +118,8 @@ def read_ties(
         other_TV = stepwise_logits(target, prompt, token_ids, width=width)
         others.append(choices(whole_TV, other_TV.argmax(dim=-1)))
         noise = max(noise, reading_noise(whole_TV, other_TV))
-    below_T = short_T > 0
-    short = tuple(zip(short_T[below_T].tolist(), tolerance_T[below_T].tolist(), strict=True))
+    pairs = zip(whole_TV.argmax(dim=-1).tolist(), token_ids, strict=True)
+    short = tuple(each for each in zip(short_T.tolist(), tolerance_T.tolist(), pairs, strict=True) if each[0] > 0)
     return TextTies(len(token_ids), short, choices(whole_TV, own_T), tuple(others), noise)
 
 
@@ -175,47 +177,67 @@ class Judgement:
     """Near ties of sequences compared with those of honest readings.
 
     Attributes:
-        ties: Tokens below the argmax by no more than honest readings explain.
+        ties: Tokens below the argmax by at most TIE_STEPS roundings.
         too_far: Tokens below it by more.
         largest: Largest distance to the argmax, in logits.
-        allowed: Largest distance of a near tie: TIE_NOISE times the difference between readings.
+        noise: Largest difference between readings, in logits.
+        larger: Choices of the sequences at a larger distance.
+        larger_p: Probability of `larger` or more.
         own: Choices made only by the sequences.
         other: Choices made only by the honest reading.
-        p_value: Probability of `own` or more; of the reading that explains most.
+        own_p: Probability of `own` or more; of the reading that explains most.
     """
 
     tokens: int
     ties: int
     too_far: int
     largest: float
-    allowed: float
+    noise: float
+    larger: int
+    larger_p: float
     own: int
     other: int
-    p_value: float
+    own_p: float
+
+    @property
+    def is_honest(self) -> bool:
+        return self.too_far == 0 and min(self.own_p, self.larger_p) >= MIN_P
 
     @property
     def summary(self) -> str:
         return (
             f"tokens {self.tokens}, near ties {self.ties} ({self.ties / self.tokens:.2%}), beyond a near tie "
-            f"{self.too_far}; largest {self.largest:.2g} logits of {self.allowed:.2g} allowed; argmax only in the "
-            f"text {self.own}, only in the reference {self.other}, p = {self.p_value:.3g}, required: {MIN_P:g}"
+            f"{self.too_far}; argmax only in the text {self.own}, only in the reference {self.other}, p = "
+            f"{self.own_p:.3g}; largest {self.largest:.2g} logits, {self.larger} above the {self.noise:.2g} of the "
+            f"references, p = {self.larger_p:.3g}; required: {MIN_P:g}"
         )
 
 
 def judge_ties(texts: Sequence[TextTies]) -> Judgement:
-    allowed = tie_allowance([text.noise for text in texts])
-    short = [pair for text in texts for pair in text.short]
-    too_far = sum(logits > min(allowed, tolerance) for logits, tolerance in short)
-    compared = [compare_choices(texts, reading) for reading in range(len(texts[0].others))]
-    own, other, p_value = max(compared, key=lambda pair: pair[2], default=(0, 0, 1.0))
-    largest = max((logits for logits, _ in short), default=0.0)
-    tokens = sum(text.tokens for text in texts)
-    return Judgement(tokens, len(short) - too_far, too_far, largest, allowed, own, other, p_value)
+    noise, readings = max(text.noise for text in texts), len(texts[0].others)
+    short = [each for text in texts for each in text.short]
+    too_far = sum(logits > tolerance for logits, tolerance, _ in short)
+    larger = sum(len({choice for logits, _, choice in text.short if logits > noise}) for text in texts)
+    compared = [compare_choices(texts, reading) for reading in range(readings)]
+    own, other, own_p = max(compared, key=lambda pair: pair[2], default=(0, 0, 1.0))
+    largest = max((logits for logits, *_ in short), default=0.0)
+    return Judgement(
+        tokens=sum(text.tokens for text in texts),
+        ties=len(short) - too_far,
+        too_far=too_far,
+        largest=largest,
+        noise=noise,
+        larger=larger,
+        larger_p=larger_p(larger, own=1, measured=readings),
+        own=own,
+        other=other,
+        own_p=own_p,
+    )
 
 
-def tie_allowance(noises: Sequence[float]) -> float:
-    """Return how far a near tie may lie below the argmax, in logits."""
-    return TIE_NOISE * max(noises, default=0.0)
+def larger_p(count: int, *, own: int, measured: int) -> float:
+    """Return a bound of the probability that the `count` largest differences are all of `own` of the readings."""
+    return (own / (own + measured)) ** count
 
 
 def compare_choices(texts: Sequence[TextTies], reading: int) -> tuple[int, int, float]:
@@ -244,8 +266,9 @@ class Parting:
     tolerance: float
     noise: float
 
-    def is_tie(self, allowed: float) -> bool:
-        return max(self.short) <= min(allowed, self.tolerance)
+    @property
+    def is_tie(self) -> bool:
+        return max(self.short) <= self.tolerance
 
     def leaves(self, side: int) -> bool:
         """Return True if only this sequence's token is not the argmax."""
@@ -328,8 +351,8 @@ def check_greedy_text(models: Models, prompts: Prompts, wanted: Verification) ->
     texts = [(prompt, text.token_ids) for prompt, text in zip(prompts, decoded, strict=True)]
     judged = judge_ties(read_all(target, texts, widths=(1, wanted.speculation.num_speculative_tokens + 1)))
     detail = f"{same} of {len(prompts)} texts equal plain decoding; {accepted_of(decoded)}; {judged.summary}"
-    is_honest = judged.too_far == 0 and judged.p_value >= MIN_P
-    return LosslessFinding("greedy text", is_honest and (same == len(prompts) or target.dtype != torch.float32), detail)
+    is_equal = same == len(prompts) or target.dtype != torch.float32
+    return LosslessFinding("greedy text", is_equal and judged.is_honest, detail)
 
 
 def check_own_draft(target: PreTrainedModel, prompts: Prompts, wanted: Verification) -> LosslessFinding:

@@ -25,7 +25,7 @@ from eval.accuracy import (
 from eval.chat import TEXT
 from eval.decoding.sampling import Decoded, Limits
 from eval.decoding.speculative import plain_decode
-from eval.lossless import MIN_P, Parting, find_parting, tie_allowance
+from eval.lossless import MIN_P, Parting, find_parting
 from eval.pair import load_pair
 from eval.replay import response_logits
 from tests.rejections import rejects
@@ -86,7 +86,7 @@ def test_texts_part_at_a_tie_only_where_the_target_nearly_ties(target, prompts):
     other = (*ids[:2], second, *ids[3:])
     for one, two, side in ((ids, other, 1), (other, ids, 0)):
         parting = find_parting(target, prompt, one, two, width=3)
-        assert not parting.is_tie(tie_allowance([parting.noise]))
+        assert not parting.is_tie
         assert parting.leaves(side)
         assert not parting.leaves(1 - side)
     assert find_parting(target, prompt, ids, ids[:3], width=3) is None  # one is the beginning of the other
