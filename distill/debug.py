@@ -4,7 +4,8 @@ Sizes, steps, batches and lengths are divided or bounded; external inputs (targe
 replaced by small files in the run directory, and external loggers and uploads are removed. Method, loss, precision,
 parallelism and dtypes stay those of the recipe.
 
-Nothing here imports torch until weights are created, so `widedraft check RECIPE --debug` stays fast.
+Nothing here imports torch until weights are created, so `widedraft check RECIPE --debug` stays fast; only a family
+without an entry needs transformers' model for its layers.
 
 Ratios of query to key/value heads and of widths to the width of all heads are preserved, and sizes that are smaller in
 the draft than in the target stay smaller.
@@ -25,7 +26,7 @@ from architectures.files import write_text
 from architectures.hub import config_at_hand, read_config
 from architectures.pruning.plan import draft_and_origin
 from architectures.requested_shape import SIZES
-from architectures.shapes import CONFIG_KEY, Shape
+from architectures.shapes import ACTIVE_EXPERTS, CONFIG_KEY, EXPERTS, OTHER_KEYS, OtherShape, Shape, model_shape
 from architectures.vocabulary import COUNTED, DraftVocabulary, write_draft_vocabulary
 from distill.process import print_once
 from distill.recipe.recipe import Recipe, load_recipe, save_recipe
@@ -38,16 +39,36 @@ VOCAB, HEAD_VOCAB = 264, 259  # 256 bytes, 3 special tokens, and padding, which 
 BOS_ID, EOS_ID, PAD_ID = 1, 2, 0
 MODEL_SIZES = ("layers", "encoder_layers", "hidden", "intermediate", "heads", "kv_heads", "head_dim", "vocab")
 NOT_OF_A_TINY_MODEL = ("_name_or_path", "auto_map", "dtype", "torch_dtype", "transformers_version", CONFIG_KEY)
+SMALL = {  # sizes of tiny models of families without an entry, where their config has them
+    **dict.fromkeys(OTHER_KEYS["hidden"], 64),
+    **dict.fromkeys((*OTHER_KEYS["intermediate"], "block_ff_dim"), 128),
+    **dict.fromkeys(OTHER_KEYS["heads"], 4),
+    **dict.fromkeys(("num_key_value_heads", "num_global_key_value_heads"), 2),
+    **dict.fromkeys(("head_dim", "global_head_dim", "hidden_size_per_layer_input"), HEAD_DIM),
+    **dict.fromkeys(("qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim"), HEAD_DIM),
+    **dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim", "mamba_d_head"), HEAD_DIM),
+    **dict.fromkeys(("linear_num_key_heads", "linear_num_value_heads"), 2),
+    **dict.fromkeys(("q_lora_rank", "kv_lora_rank"), 32),
+    **dict.fromkeys(EXPERTS, 4),
+    **dict.fromkeys((*ACTIVE_EXPERTS, "top_k_experts"), 2),
+    **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size", "shared_intermediate_size"), 32),
+    **dict.fromkeys(("vocab_size", "vocab_size_per_layer_input"), VOCAB),
+    **dict.fromkeys(("n_group", "topk_group"), 1),
+    "mamba_n_heads": 8,
+    "mamba_d_ssm": 128,
+}
 
 
 def tiny_shapes(target: Shape, drafts: Sequence[Shape] = ()) -> list[Shape]:
     """Return the shapes of a target and its drafts, divided by the same numbers; the target first."""
     shapes = [target, *drafts]
+    layers = shrunk((shape.layers for shape in shapes), max(1, target.layers / LAYERS), least=LEAST_LAYERS)
+    if isinstance(target, OtherShape):  # its other sizes are SMALL
+        return [replace(shape, layers=layers[shape.layers]) for shape in shapes]
     group = head_divisor(shapes)
     head_dim = min(target.head_dim, HEAD_DIM)
     divisor = target.head_dim * group / head_dim
     step = lcm(*(shape.heads // group for shape in shapes))  # engines require that the heads divide the hidden width
-    layers = shrunk((shape.layers for shape in shapes), max(1, target.layers / LAYERS), least=LEAST_LAYERS)
     hidden = shrunk((shape.hidden for shape in shapes), divisor, step=step)
     encoder = shrunk((shape.encoder_layers for shape in shapes), max(1, target.encoder_layers / LAYERS), least=2)
     intermediate = shrunk((shape.intermediate for shape in shapes), divisor)
@@ -88,8 +109,15 @@ def shrunk(sizes: Iterable[int], divisor: float, *, step: int = 1, least: int = 
 
 def tiny_config(config: Mapping[str, Any], shape: Shape) -> dict[str, Any]:
     """Return the config.json of a tiny random model: the target's, with the sizes of shape."""
-    family = FAMILIES[shape.family]
     small = {key: value for key, value in config.items() if key not in NOT_OF_A_TINY_MODEL and not long_rope(value)}
+    small |= {"tie_word_embeddings": shape.tied, "bos_token_id": BOS_ID, "eos_token_id": EOS_ID, "pad_token_id": PAD_ID}
+    small["initializer_range"] = 0.2  # wide enough that a random model's choices differ between positions
+    if isinstance(shape, OtherShape):
+        small |= {key: small_size(key, config[key]) for key in SMALL if config.get(key)}
+        if shape.kv_heads == shape.heads and config.get("num_key_value_heads"):
+            small["num_key_value_heads"] = SMALL["num_attention_heads"]
+        return small_layers(small, shape.layers)
+    family = FAMILIES[shape.family]
     small |= {family.keys[size]: getattr(shape, size) for size in MODEL_SIZES if size in family.keys}
     if "positions" in family.keys:
         small[family.keys["positions"]] = shape.positions - family.extra_positions
@@ -100,14 +128,26 @@ def tiny_config(config: Mapping[str, Any], shape: Shape) -> dict[str, Any]:
         small["decoder_start_token_id"] = PAD_ID
     if "word_embed_proj_dim" in config:  # OPT
         small["word_embed_proj_dim"] = shape.hidden
-    return small | {
-        "architectures": [family.architecture],
-        "tie_word_embeddings": shape.tied,
-        "initializer_range": 0.2,  # wide enough that a random model's choices differ between positions
-        "bos_token_id": BOS_ID,
-        "eos_token_id": EOS_ID,
-        "pad_token_id": PAD_ID,
-    }
+    return small | {"architectures": [family.architecture]}
+
+
+def small_size(key: str, value: Any) -> Any:
+    """Return the size of a tiny model, or its list if the family has one per layer."""
+    return [SMALL[key]] * len(value) if isinstance(value, list) else SMALL[key]
+
+
+def small_layers(config: Mapping[str, Any], count: int) -> dict[str, Any]:
+    """Return the config.json of a model with `count` of the layers, of as many kinds as possible."""
+    from architectures.pruning.depth import POSITION, decoder_layers, empty_model, pruned_entries, settings_of
+
+    model = empty_model(config, str(config["model_type"]))
+    _, layers = decoder_layers(model)
+    first: dict[str, int] = {}
+    for number, layer in enumerate(layers):
+        settings = {key: value for key, value in settings_of(layer).items() if not POSITION.search(key)}
+        first.setdefault(str(settings), number)
+    others = (number for number in range(len(layers)) if number not in first.values())
+    return {**config, **pruned_entries(model.config, config, sorted([*first.values(), *others][:count]))}
 
 
 def long_rope(value: Any) -> bool:
@@ -193,7 +233,8 @@ def debug_recipe(recipe: Recipe, tiny: TinyRun) -> Recipe:
 
 def shrink_architecture(wanted: Values, tiny: TinyRun, run: Path) -> None:
     """Use the tiny draft's sizes instead of a shape, shares or a plan; shorten calibration and mask training."""
-    wanted |= {size: getattr(tiny.draft, size) for size in SIZES}
+    sizes = ("layers",) if isinstance(tiny.source, OtherShape) else SIZES
+    wanted |= {size: getattr(tiny.draft, size) for size in sizes}
     if tiny.stages is not None:
         wanted |= {"layers": None, "stages": tiny.stages}
     wanted |= {"shape": None, "plan": None, "scores": None}
@@ -269,7 +310,7 @@ def begin_debug(recipe_path: Path, overrides: Sequence[str], *, weights: bool = 
     config = config_for_debug("target.path", recipe.target.path, recipe.target.revision)
     named = recipe.architecture.source_at
     source_config = config if named is None else config_for_debug("architecture.source", *named)
-    shapes = (Shape.from_config(each, where=recipe.target.path) for each in (config, source_config))
+    shapes = (model_shape(each, where=recipe.target.path) for each in (config, source_config))
     tiny = tiny_run(recipe, *shapes)
     small = debug_recipe(recipe, tiny)
     debug = Run.of(small)
@@ -333,7 +374,7 @@ def write_tiny_weights(folder: Path) -> None:
         torch.manual_seed(SEED)
         opens = model_class(folder, encoder_decoder=False)
         model = opens.from_config(config, dtype=torch.float32, trust_remote_code=False)
-        is_tied = Shape.from_config(read_config(folder), where=str(folder / "config.json")).tied
+        is_tied = model_shape(read_config(folder), where=str(folder / "config.json")).tied
         if model.get_output_embeddings().weight is model.get_input_embeddings().weight and not is_tied:
             own_V = torch.randn_like(model.get_input_embeddings().weight)  # transformers ties them for any config
             model.get_output_embeddings().weight = torch.nn.Parameter(own_V)
