@@ -373,7 +373,7 @@ class TextSequencer:
 
     def keep(self, rows: Sequence[int]) -> None:
         rows_B = torch.tensor(rows, device=self.real_BT.device)
-        self.cache.batch_select_indices(rows_B)
+        self.cache.reorder_cache(rows_B)  # recurrent layers have no batch_select_indices
         self.real_BT = self.real_BT[rows_B]
 
 

@@ -62,6 +62,12 @@ def test_speculative_decoding_of_other_targets_is_lossless(target_of, tiny_draft
         theirs = target.generate(ids, max_new_tokens=24, do_sample=False, eos_token_id=-1)[0, len(prompt) :]
         assert list(text.token_ids) == theirs.tolist()
 
+    stop = plain[1].token_ids[5]  # rows leave the batch where they generate it
+    ends = [[*text.token_ids, stop].index(stop) + 1 for text in plain]
+    stopped = plain_decode(target, prompts, limits=Limits(24, frozenset({stop})))
+    assert min(ends) < 24
+    assert [text.token_ids for text in stopped] == [text.token_ids[:end] for text, end in zip(plain, ends, strict=True)]
+
 
 @pytest.mark.parametrize("model_type", OTHERS)
 def test_a_teacher_gives_the_logits_of_the_target(target_of, model_type):
