@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from architectures.checkpoint import TensorInfo, Weights, open_weights, require_numbers
@@ -49,6 +49,11 @@ def prune_depth(
     pruned = {**config, **pruned_entries(whole.config, config, kept)}
     draft = empty_model(pruned, where)
     require_same_layers(whole, draft, kept, where)
+    if counts_tokens(whole.config) and not counts_tokens(draft.config):
+        raise UserError(
+            f"{where}: layers {', '.join(map(str, kept))} are all recurrent, and transformers decodes no model without "
+            "an attention layer. Keep one: try architecture.method first_last or evenly_spaced, or more layers."
+        )
     list_name, _ = decoder_layers(whole)
     prefix = numbered_prefix(weights, list_name, plan.source.layers)
     sizes, draft_sizes = ({name: tuple(each.shape) for name, each in m.state_dict().items()} for m in (whole, draft))
@@ -110,6 +115,15 @@ def empty_model(config: Mapping[str, Any], where: str) -> PreTrainedModel:
             f"{where}: transformers builds no causal language model with these layers from it ({error}). "
             "Set architecture.source to another model with the target's tokenizer."
         ) from error
+
+
+def counts_tokens(config: PreTrainedConfig) -> bool:
+    """Return True if a layer of the model's cache knows the number of tokens in it: attention layers do."""
+    try:
+        DynamicCache(config=config).get_seq_length()
+    except ValueError:
+        return False
+    return True
 
 
 def pruned_entries(config: PreTrainedConfig, stored: Mapping[str, Any], kept: Sequence[int]) -> dict[str, Any]:

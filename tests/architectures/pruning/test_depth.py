@@ -69,11 +69,12 @@ NEEDED: dict[str, dict[str, Any]] = {  # entries that a family needs in addition
     "gemma4_text": SHARED,
     "gemma4_unified_text": {"layer_types": ["sliding_attention", "full_attention"] * 3},
     "gpt_neo": {"attention_types": [[["global", "local"], 3]]},
-    "kimi_linear": {"num_key_value_heads": 4, "linear_num_heads": 4, "linear_head_dim": 16},
+    "kimi_linear": {"num_key_value_heads": 4, "linear_num_heads": 4, "linear_head_dim": 16}
+    | {"layer_types": ["linear_attention", "linear_attention", "full_attention"] * 2},
     "nemotron": {"num_key_value_heads": 2, "head_dim": 16},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 3, "num_dense_layers": 2},
     "mamba2": {"num_heads": 8},
-    "nemotron_h": {"layers_block_type": ["mamba", "attention", "moe", "mamba", "attention", "mamba"]},
+    "nemotron_h": {"layers_block_type": ["mamba", "attention", "moe", "mamba", "mamba", "attention"]},
     "olmo_hybrid": {"layer_types": ["linear_attention", "full_attention"] * 3},
     "xmod": {"default_language": "en_XX"},
 }
@@ -176,6 +177,15 @@ def test_the_layer_that_others_read_from_must_be_kept(tmp_path):
     tiny_model("gemma4_text", tmp_path / "whole")
     with rejects("config.json"):
         pruned(tmp_path / "whole", (0, 1, 2, 5), tmp_path / "draft")
+
+
+@pytest.mark.parametrize("model_type", ["lfm2_moe", "qwen3_5_text"])
+def test_an_attention_layer_must_be_kept(model_type, tmp_path):
+    """Layers 0 and 2 are recurrent: transformers could not count the tokens in their cache."""
+    tiny_model(model_type, tmp_path / "whole")
+    with rejects("config.json", "architecture.method"):
+        pruned(tmp_path / "whole", (0, 2), tmp_path / "draft")
+    assert not (tmp_path / "draft").exists()
 
 
 def test_scores_of_any_family(tmp_path):
