@@ -1,7 +1,14 @@
-"""A recipe of a tiny target as a user has it: a file, beside one of prompts."""
+"""The text of a smallest recipe; and one of a tiny target as a user has it: a file, beside one of prompts."""
 
 import json
 from pathlib import Path
+
+BASE = """\
+run_name: demo
+target: {path: somewhere}
+architecture: {layers: 2, method: first_last}
+data: {self_written_prompts: 100}
+"""
 
 
 def write_recipe(

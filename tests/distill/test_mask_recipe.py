@@ -4,7 +4,6 @@ import pytest
 from pydantic import ValidationError
 
 from architectures.requested_shape import ArchitectureConfig, MasksConfig
-from distill.recipe.recipe import Recipe
 from tests.rejections import rejects
 
 LEARNED = {"layers": 2, "method": "learned_masks"}
@@ -29,9 +28,3 @@ def test_nothing_is_accepted_and_ignored(architecture, named):
 def test_a_length_in_epochs_is_refused():
     with rejects("max_duration", error=ValidationError):
         MasksConfig.model_validate({"max_duration": "1ep"})
-
-
-def test_masks_need_text():
-    recipe = {"run_name": "r", "target": {"path": "t"}, "architecture": LEARNED, "data": {"self_written_prompts": 1}}
-    with rejects("text", error=ValidationError):
-        Recipe.model_validate(recipe)

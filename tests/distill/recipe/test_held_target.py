@@ -2,7 +2,7 @@
 
 import pytest
 
-from distill.recipe.recipe import Recipe, RecipeError, load_recipe
+from distill.recipe.recipe import Recipe, load_recipe
 from distill.run import Run, recipe_hash, target_record
 from distill.stage_inputs import configured_inputs
 from tests.rejections import rejects
@@ -24,20 +24,6 @@ def recipe_with(tiny_target, tmp_path):
         return load_recipe(file, [f"run_dir={tmp_path / 'run'}", *words])
 
     return load
-
-
-@pytest.mark.parametrize(
-    ("words", "named"),
-    [
-        (["target.placement=spread", "distill.teacher.source=live"], ["distill.teacher.source", "cache", "none"]),
-        (["target.bits=3"], ["target.bits", 8, 4, 3]),
-        (["target.bits=4", "target.placement=layers"], ["bits", 4, "placement", "layers"]),
-        (["target.device_memory_gib=4"], ["device_memory_gib", 4, "placement", "whole"]),
-    ],
-)
-def test_what_needs_all_weights_at_once_is_refused(recipe_with, words, named):
-    with rejects(*named, error=RecipeError):
-        recipe_with(*words)
 
 
 def test_where_the_weights_are_moves_no_fingerprint_and_bits_do(recipe_with):

@@ -3,14 +3,8 @@
 import pytest
 
 from distill.recipe.recipe import RecipeError, load_recipe, load_scoring
-from tests.rejections import rejects
-
-BASE = """\
-run_name: demo
-target: {path: somewhere}
-architecture: {layers: 2, method: first_last}
-data: {self_written_prompts: 100}
-"""
+from tests.distill.recipe_files import BASE
+from tests.rejections import holds, rejects
 
 
 @pytest.mark.parametrize(
@@ -53,6 +47,72 @@ def test_a_broken_rule_is_reported_where_its_key_stands(mistakes):
     assert found.startswith("r.yaml:7: distill.shard_degree ")
     [found] = mistakes(BASE, "distill.shard_degree=3")
     assert found.startswith("command line: distill.shard_degree=3: ")
+
+
+DOMAIN, HERE = "name: a, path: a.txt", "generate.urls=[http://a:8000]"
+
+
+@pytest.mark.parametrize(
+    ("line", "key"),
+    [
+        ("text: {max_seq_len: 8}", "text.domains"),
+        ("text: {domains: []}", "text.domains"),
+        (f"text: {{domains: [{{{DOMAIN}, dataset: b}}]}}", "text.domains[0].dataset"),
+        ("text: {domains: [{name: a}]}", "text.domains[0].dataset"),
+        ("text: {domains: [{name: a, path: a.jsonl, split: test}]}", "text.domains[0].split"),
+        (f"text: {{domains: [{{{DOMAIN}, field: body}}]}}", "text.domains[0].field"),
+        (f"text: {{domains: [{{{DOMAIN}}}, {{name: a, path: b.txt}}]}}", "text.domains"),
+        ("text: {domains: [{name: a/b, path: a.txt}]}", "text.domains[0].name"),
+        ("text: {domains: [{path: a.txt}]}", "text.domains[0].name"),
+        (f"text: {{domains: [{{{DOMAIN}, weight: 0}}]}}", "text.domains[0].weight"),
+        (f"text: {{domains: [{{{DOMAIN}, reference_loss_nats: -1}}]}}", "text.domains[0].reference_loss_nats"),
+        (f"text: {{domains: [{{{DOMAIN}}}], mixture: bandit}}", "text.mixture"),
+        (f"text: {{domains: [{{{DOMAIN}}}], update_interval: 1ep}}", "text.update_interval"),
+        (f"text: {{domains: [{{{DOMAIN}, reference_loss: 2}}]}}", "text.domains[0].reference_loss"),
+        ("distill: {loss: jsd}", "distill.loss"),
+        ("distill: {loss: [{name: forward_kl, beta: 0.5}]}", "distill.loss[0].beta"),
+        ("distill: {loss: [{name: jensen_shannon, beta: 1.0}]}", "distill.loss[0].beta"),
+        ("distill: {loss: [{name: forward_kl, wieght: 2}]}", "distill.loss[0].wieght"),
+        ("distill: {loss: [{name: jsd}]}", "distill.loss[0].name"),
+    ],
+)
+def test_a_mistake_within_a_section_is_reported_at_its_key(mistakes, line, key):
+    [found] = mistakes(f"{BASE}{line}\n")
+    assert found.startswith(f"r.yaml:5: {key} ")
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["generate.engine=endpoint"], "generate.urls"),
+        (["generate.engine=vllm"], "generate.python"),
+        ([HERE], "generate.urls"),
+        (["generate.engine=endpoint", HERE, "generate.tensor_parallel=2"], "generate.tensor_parallel"),
+        (["generate.engine=vllm", "generate.python=p", "generate.model=t"], "generate.model"),
+        (["generate.engine=endpoint", "generate.urls=[localhost:8000]"], "generate.urls"),
+        (["generate.engine=endpoint", "generate.urls=[http://key@a:8000]"], "OPENAI_API_KEY"),
+        (["target.placement=spread", "distill.teacher.source=live"], "distill.teacher.source cache none"),
+        (["target.bits=3"], "target.bits 8 4 3"),
+        (["target.bits=4", "target.placement=layers"], "bits 4 placement layers"),
+        (["target.device_memory_gib=4"], "device_memory_gib 4 placement whole"),
+    ],
+)
+def test_values_that_do_not_go_together_are_named(mistakes, words, named):
+    [found] = mistakes(BASE, *words)
+    assert all(holds(found, each) for each in named.split())
+
+
+def test_addresses_of_servers_are_read_without_their_paths(tmp_path):
+    (tmp_path / "r.yaml").write_text(BASE)
+    words = ("generate.engine=endpoint", "generate.urls=[http://a:1/v1/,https://b]")
+    assert load_recipe(tmp_path / "r.yaml", words).generate.urls == ("http://a:1", "https://b")
+    assert load_scoring(words).generate.urls == ("http://a:1", "https://b")
+
+
+def test_a_temperature_is_read_if_one_loss_reads_it(tmp_path):
+    (tmp_path / "r.yaml").write_text(BASE)
+    both = "distill.loss=[{name: cross_entropy}, {name: forward_kl}]"
+    assert load_recipe(tmp_path / "r.yaml", [both, "distill.temperature=2.0"]).distill.temperature == 2.0
 
 
 @pytest.mark.parametrize(

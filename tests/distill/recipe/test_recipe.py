@@ -15,16 +15,11 @@ from distill.recipe.recipe import Recipe, RecipeError, load_recipe, save_recipe
 from distill.recipe.reference import REFERENCE_PATH, SCHEMA_PATH, recipe_schema, schemas, write_reference
 from distill.recipe.sections import DataConfig, split_time
 from distill.run import recipe_hash
+from tests.distill.recipe_files import BASE
 from tests.rejections import rejects
 
 ROOT = Path(__file__).parents[3]
 SHIPPED = sorted((ROOT / "recipes").glob("*.yaml"))
-BASE = """\
-run_name: demo
-target: {path: somewhere}
-architecture: {layers: 2, method: first_last}
-data: {self_written_prompts: 100}
-"""
 
 
 @pytest.fixture

@@ -6,17 +6,11 @@ import pytest
 
 from distill.recipe.recipe import load_recipe, save_recipe
 from distill.recipe.sections import TeacherConfig, bytes_per_token
+from tests.distill.recipe_files import BASE
 
 CACHES = {
     name: TeacherConfig.model_validate({"source": "cache", "contents": name}) for name in ("hidden", "top_k", "samples")
 }
-
-BASE = """\
-run_name: demo
-target: {path: somewhere}
-architecture: {layers: 2, method: first_last}
-data: {self_written_prompts: 100}
-"""
 
 
 @pytest.mark.parametrize(

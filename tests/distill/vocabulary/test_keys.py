@@ -23,23 +23,15 @@ target: {path: somewhere}
 architecture: {layers: 2, vocabulary: VOCABULARY}
 data: {self_written_prompts: 100}
 """
-TEXT = "text: {domains: [{name: a, path: a.txt}]}"
-ON_TEXT = "distill: {train_on: text, max_duration: 9ba}"
-MISTAKES = {
-    ("{}", ""): "architecture.vocabulary",
-    ("{from: text}", TEXT): "architecture.vocabulary",
-    ("{size: 9, from: text}", ""): "text",
-    ("{size: 9, from: responses}", TEXT): "text",
-    ("{from: ''}", ""): "architecture.vocabulary.from",
-    ("{size: 9, origin: text}", ""): "architecture.vocabulary.origin",
-}
 
 
-@pytest.mark.parametrize("case", MISTAKES)
-def test_what_makes_no_sense_is_reported_at_its_key(mistakes, case):
-    vocabulary, rest = case
-    [line] = mistakes(RECIPE.replace("VOCABULARY", vocabulary) + rest)
-    assert line.split(" ")[1] == MISTAKES[case]
+@pytest.mark.parametrize(
+    ("vocabulary", "key"),
+    [("{}", ""), ("{from: text}", ""), ("{from: ''}", ".from"), ("{size: 9, origin: text}", ".origin")],
+)
+def test_what_makes_no_sense_is_reported_at_its_key(mistakes, vocabulary, key):
+    [line] = mistakes(RECIPE.replace("VOCABULARY", vocabulary))
+    assert line.startswith(f"r.yaml:3: architecture.vocabulary{key} ")
 
 
 def recipe_of(architecture: dict) -> Recipe:
