@@ -19,7 +19,7 @@ def cut_draft(source: Path, out: Path, ids: tuple[int, ...] | None = IDS, *, lay
     """A draft of so many layers that says these ids alone, or all; its folder, as the stage prune leaves it."""
     shape = Shape.from_config(read_config(source))
     plan = plan_pruning(shape, ArchitectureConfig(layers=layers, method="first_last"))
-    prune_checkpoint(source, plan if ids is None else plan.with_vocabulary(ids), out)
+    prune_checkpoint(source, plan if ids is None else plan.with_vocabulary(ids), out, origin={"from": "a test"})
     return out
 
 

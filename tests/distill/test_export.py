@@ -52,15 +52,17 @@ def stored_names(folder: Path) -> set[str]:
         return set(file.keys())
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-def test_loaded_logits_are_the_students_bit_for_bit(trained, tmp_path, dtype):
+def test_loaded_logits_are_the_students_bit_for_bit(trained, tmp_path):
     checkpoint, init = trained()
-    export_checkpoint(checkpoint, init, tmp_path / "draft", target=init, dtype=dtype, finish=finish)
-    draft = AutoModelForCausalLM.from_pretrained(tmp_path / "draft")
-    assert draft.dtype == getattr(torch, dtype)
-    assert torch.equal(draft(PROMPT_IDS).logits, student_of(checkpoint, init, dtype)(PROMPT_IDS).logits)
-    undistilled = AutoModelForCausalLM.from_pretrained(init, dtype=getattr(torch, dtype))
-    assert not torch.equal(draft(PROMPT_IDS).logits, undistilled(PROMPT_IDS).logits)
+    for dtype in ("float32", "bfloat16", "float16"):
+        out = tmp_path / dtype
+        export_checkpoint(checkpoint, init, out, target=init, dtype=dtype, finish=finish)
+        draft = AutoModelForCausalLM.from_pretrained(out)
+        assert draft.dtype == getattr(torch, dtype)
+        assert torch.equal(draft(PROMPT_IDS).logits, student_of(checkpoint, init, dtype)(PROMPT_IDS).logits)
+        undistilled = AutoModelForCausalLM.from_pretrained(init, dtype=getattr(torch, dtype))
+        assert not torch.equal(draft(PROMPT_IDS).logits, undistilled(PROMPT_IDS).logits)
+        assert not {"README.md", "draft_vocabulary.json"} & {path.name for path in out.iterdir()}  # of a whole head
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -114,49 +116,35 @@ def test_works_as_assistant_with_the_targets_exact_greedy_text(trained, tiny_tar
     assert alone.shape[1] > PROMPT_IDS.shape[1] + 10
 
 
-@pytest.mark.parametrize(
-    ("overrides", "problem"),
-    [
-        ({"num_hidden_layers": 3}, "model.layers.2.input_layernorm.weight"),
-        ({"num_hidden_layers": 1}, "model.layers.1."),
-        ({"num_hidden_layers": 2, "intermediate_size": 96}, "model.layers.0.mlp.down_proj"),
-    ],
-    ids=["missing", "extra", "resized"],
-)
-def test_a_checkpoint_of_another_init_is_refused_by_name(trained, make_checkpoint, tmp_path, overrides, problem):
-    checkpoint, _ = trained()
-    with rejects(problem):
-        export_checkpoint(
-            checkpoint,
-            make_checkpoint(**overrides),
-            tmp_path / "draft",
-            target=checkpoint.parent.parent / "init",
-            dtype="float32",
-            finish=finish,
-        )
-    assert not (tmp_path / "draft").exists()
-
-
-def test_an_untied_checkpoint_is_refused_where_init_is_tied(trained, make_checkpoint, tiny_draft, tmp_path):
-    checkpoint, _ = trained(init=make_checkpoint(seed=3, num_hidden_layers=2, tie_word_embeddings=False))
-    with rejects("lm_head.weight"):
-        export_checkpoint(checkpoint, tiny_draft, tmp_path / "draft", target=tiny_draft, dtype="float32", finish=finish)
+def test_a_checkpoint_of_another_init_is_refused_by_name(trained, make_checkpoint, tmp_path):
+    whole, init = trained()
+    untied, _ = trained(name="untied", init=make_checkpoint(num_hidden_layers=2, tie_word_embeddings=False))
+    for checkpoint, overrides, problem in (
+        (whole, {"num_hidden_layers": 3}, "model.layers.2.input_layernorm.weight"),
+        (whole, {"num_hidden_layers": 1}, "model.layers.1."),
+        (whole, {"num_hidden_layers": 2, "intermediate_size": 96}, "model.layers.0.mlp.down_proj"),
+        (untied, {"num_hidden_layers": 2}, "lm_head.weight"),
+    ):
+        other, out = make_checkpoint(**overrides), tmp_path / "draft"
+        with rejects(problem):
+            export_checkpoint(checkpoint, other, out, target=init, dtype="float32", finish=finish)
+        assert not out.exists()
 
 
 @pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize("vocab_size", [259, 264, 300])
-def test_the_draft_has_the_targets_vocabulary(trained, make_checkpoint, tmp_path, vocab_size, tied):
+def test_the_draft_has_the_targets_vocabulary(trained, make_checkpoint, tmp_path, tied):
     checkpoint, init = trained(init=make_checkpoint(seed=2, num_hidden_layers=2, tie_word_embeddings=tied))
-    target = make_checkpoint(vocab_size=vocab_size, num_hidden_layers=1)
-    export_checkpoint(checkpoint, init, tmp_path / "draft", target=target, dtype="float32", finish=finish)
-    draft = AutoModelForCausalLM.from_pretrained(tmp_path / "draft")
-    assert draft.config.vocab_size == vocab_size
-    assert draft.get_input_embeddings().weight.shape == (vocab_size, 64)
-    rows, logits = min(264, vocab_size), draft(PROMPT_IDS).logits
     expected = student_of(checkpoint, init)(PROMPT_IDS).logits
-    torch.testing.assert_close(logits[..., :rows], expected[..., :rows], rtol=1e-5, atol=1e-5)
-    added = expected.mean(dim=-1, keepdim=True).expand(*logits.shape[:-1], vocab_size - rows)
-    torch.testing.assert_close(logits[..., rows:], added, rtol=1e-4, atol=1e-4)
+    for vocab_size in (259, 264, 300):
+        target, out = make_checkpoint(vocab_size=vocab_size, num_hidden_layers=1), tmp_path / str(vocab_size)
+        export_checkpoint(checkpoint, init, out, target=target, dtype="float32", finish=finish)
+        draft = AutoModelForCausalLM.from_pretrained(out)
+        assert draft.config.vocab_size == vocab_size
+        assert draft.get_input_embeddings().weight.shape == (vocab_size, 64)
+        rows, logits = min(264, vocab_size), draft(PROMPT_IDS).logits
+        torch.testing.assert_close(logits[..., :rows], expected[..., :rows], rtol=1e-5, atol=1e-5)
+        added = expected.mean(dim=-1, keepdim=True).expand(*logits.shape[:-1], vocab_size - rows)
+        torch.testing.assert_close(logits[..., rows:], added, rtol=1e-4, atol=1e-4)
 
 
 def test_what_is_the_targets_is_taken_from_it_and_not_from_an_init_made_otherwise(trained, make_checkpoint, tmp_path):
