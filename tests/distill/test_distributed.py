@@ -23,8 +23,9 @@ from distill.recipe.recipe import save_recipe
 from distill.recipe.sections import TeacherConfig
 from distill.run import OWNED_VARIABLE, Run, owned
 from distill.train import train
-from tests.distill.after_training import Touch, metrics, read_checkpoint
+from tests.distill.after_training import Touch, changed, metrics, read_checkpoint
 from tests.distill.small_heads import cut_draft
+from tests.distill.test_several_processes import launch
 from tests.distill.two_processes import attempt, train_by
 from tests.processes import Warm
 
@@ -40,23 +41,14 @@ ONE_BY_ONE = {
 }
 
 
-def launch(
+def launched(
     recipe, num_processes: int, *, program: tuple[str, ...] = ("-m", "distill.train"), **distill
 ) -> subprocess.CompletedProcess[str]:
-    """By Composer's launcher; where a test does not ask for `warm`, each process imports what it needs."""
+    """A training by Composer's launcher."""
     path = Path(recipe.run_dir) / "recipe.yaml"
     save_recipe(recipe, path)
-    command = [sys.executable, "-m", "composer", "-n", str(num_processes), *program, str(path)]
     overrides = [f"distill.{key}={value}" for key, value in distill.items()]
-    ours = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), str(ROOT))))  # another clone may be installed
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": ours}
-    return subprocess.run(
-        [*command, *overrides], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
-    )
-
-
-def changed(recipe, **distill):
-    return recipe.model_copy(update={"distill": recipe.distill.model_copy(update=distill)})
+    return launch(str(path), *overrides, program=program, processes=num_processes)
 
 
 def state_after(recipe, batch: int) -> dict:
@@ -160,7 +152,7 @@ def test_fsdp2_in_one_process_equals_ddp(make_run, device):
     """float32; under gloo on the processor, under NCCL on a GPU."""
     plain, sharded = (make_run(name, max_duration="2ba", **ONE_BY_ONE) for name in ("plain", "sharded"))
     train(plain)
-    completed = launch(sharded, 1, parallelism="fsdp2")
+    completed = launched(sharded, 1, parallelism="fsdp2")
     assert completed.returncode == 0, completed.stderr
     assert_same_training(plain, sharded, 2)
 
@@ -233,9 +225,9 @@ def shard_bytes(recipe) -> list[int]:
 def test_two_processes_share_one_lock_and_others_are_refused(make_run):
     recipe = make_run(max_duration="1ba")
     with owned(Path(recipe.run_dir)):
-        held = launch(recipe, 2)  # started by the owner
+        held = launched(recipe, 2)  # started by the owner
         os.environ[OWNED_VARIABLE] = ""
-        refused = launch(recipe, 2)
+        refused = launched(recipe, 2)
         os.environ[OWNED_VARIABLE] = recipe.run_dir
     assert held.returncode == 0, held.stderr
     assert refused.returncode == 2, refused.stderr
@@ -244,23 +236,19 @@ def test_two_processes_share_one_lock_and_others_are_refused(make_run):
 
 @pytest.mark.usefixtures("warm")
 def test_a_user_error_is_said_once(make_run):
-    completed = launch(make_run(global_train_batch_size=5), 2)
+    completed = launched(make_run(global_train_batch_size=5), 2)
     assert completed.returncode == 2
     assert (completed.stdout + completed.stderr).count("distill.global_train_batch_size") == 1
     assert "Traceback" not in completed.stdout + completed.stderr
 
 
 @pytest.mark.usefixtures("warm")
-def test_a_full_disk_is_said_once(make_run, tmp_path):
-    recipe = make_run(max_duration="1ba")
+def test_a_full_disk_is_said_once(make_run, tmp_path, monkeypatch):
     (tmp_path / "sitecustomize.py").write_text(
         "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))\n"
     )
-    os.environ["PYTHONPATH"] = str(tmp_path)
-    try:
-        completed = launch(recipe, 2)
-    finally:
-        del os.environ["PYTHONPATH"]
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    completed = launched(make_run(max_duration="1ba"), 2)
     assert completed.returncode == 2
     assert (completed.stdout + completed.stderr).count("File too large") == 1
     assert "Traceback" not in completed.stdout + completed.stderr
@@ -286,29 +274,22 @@ sys.exit(main(sys.argv[1:]))
 
 
 @pytest.mark.usefixtures("warm")
-def test_a_lost_process_ends_the_others_and_costs_no_checkpoint(make_run, tmp_path, monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    (tmp_path / "losing.py").write_text(LOSING_RANK_1)
-    together = make_run("together", save_interval="1ba", eval_interval="1dur", max_duration="4ba")
-    completed = launch(together, 2, program=(str(tmp_path / "losing.py"),))
+@pytest.mark.parametrize(("sent", "save_interval", "last"), [("SIGKILL", "1ba", 2), ("SIGTERM", "1dur", 3)])
+def test_a_process_that_ends_early_ends_the_others_and_costs_no_checkpoint(
+    make_run, tmp_path, sent, save_interval, last
+):
+    """A lost one costs the batches since the last checkpoint; one that is told to end saves the batch of all."""
+    (tmp_path / "losing.py").write_text(LOSING_RANK_1.replace("SIGKILL", sent))
+    together = make_run("together", save_interval=save_interval, eval_interval="1dur", max_duration="4ba")
+    completed = launched(together, 2, program=(str(tmp_path / "losing.py"),))
     assert completed.returncode not in (0, 2)
+    assert (completed.returncode == 128 + signal.SIGTERM) == (sent == "SIGTERM")
     assert completed.stderr.count(AGAIN) == 1
+    assert sent == "SIGKILL" or "another process" not in completed.stderr
     assert "Traceback" not in completed.stderr
-    assert [path.name for path in find_checkpoints(Path(together.run_dir) / "checkpoints")][-1] == "ep0-ba2-rank0.pt"
-    train(together)
-    assert find_checkpoints(Path(together.run_dir) / "checkpoints")[-1].name.endswith("ba4-rank0.pt")
-
-
-@pytest.mark.usefixtures("warm")
-def test_sigterm_to_one_process_saves_the_batch_of_all(make_run, tmp_path, monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    (tmp_path / "losing.py").write_text(LOSING_RANK_1.replace("SIGKILL", "SIGTERM"))
-    together = make_run("together", save_interval="1dur", eval_interval="1dur", max_duration="4ba")
-    completed = launch(together, 2, program=(str(tmp_path / "losing.py"),))
-    assert completed.returncode == 128 + signal.SIGTERM
-    assert completed.stderr.count(AGAIN) == 1
-    assert "another process" not in completed.stderr
-    assert [path.name for path in find_checkpoints(Path(together.run_dir) / "checkpoints")] == ["ep0-ba3-rank0.pt"]
+    saved = [path.name for path in find_checkpoints(Path(together.run_dir) / "checkpoints")]
+    assert saved[-1] == f"ep0-ba{last}-rank0.pt"
+    assert sent == "SIGKILL" or len(saved) == 1
     train(together)
     assert find_checkpoints(Path(together.run_dir) / "checkpoints")[-1].name.endswith("ba4-rank0.pt")
 
@@ -343,10 +324,7 @@ for dtype in ("float32", "bfloat16"):
 
 
 @pytest.mark.usefixtures("warm")
-def test_a_sharded_teacher_says_what_a_whole_one_says(tiny_target, tmp_path, monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+def test_a_sharded_teacher_says_what_a_whole_one_says(tiny_target, tmp_path):
     (tmp_path / "teachers.py").write_text(TWO_TEACHERS)
-    command = [sys.executable, "-m", "composer", "-n", "2", str(tmp_path / "teachers.py"), str(tiny_target)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    completed = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    completed = launch(str(tiny_target), program=(str(tmp_path / "teachers.py"),))
     assert completed.returncode == 0, completed.stderr

@@ -36,9 +36,10 @@ def recipe(tiny_target, tmp_path) -> Path:
 def launch(
     *words: str, program: tuple[str, ...] = ("-m", "widedraft"), processes: int = 2
 ) -> subprocess.CompletedProcess[str]:
-    """What `composer -n 2` says of a command."""
+    """What `composer -n 2` says of a command; each process imports what it needs, unless a test asks for `warm`."""
     command = [sys.executable, "-m", "composer", "-n", str(processes), *program, *words]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    ours = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), str(ROOT))))  # another clone may be installed
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": ours}
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
 
 
