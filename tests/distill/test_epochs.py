@@ -1,4 +1,4 @@
-"""Several readings of the responses: each in an order of its own, the same for all sources, under one schedule."""
+"""Several readings of the responses: each in an order of its own, the same for all sources."""
 
 import pytest
 from composer.loggers import LoggerDestination
@@ -8,7 +8,6 @@ from distill.pipeline import cache_stage
 from distill.response_batches import read_responses
 from distill.run import Run
 from distill.train import train
-from tests.distill.after_training import metrics
 from tests.distill.conftest import NUM_TRAIN
 
 STEPS = 3  # of an epoch: batches of 4, 4 and 2
@@ -63,18 +62,3 @@ def test_the_orders_are_the_same_whatever_the_teacher(make_run, batches_of):
         found.append(batches_of(recipe))
     assert len(found[0]) == 2 * STEPS
     assert found[0] == found[1] == found[2]
-
-
-@pytest.mark.parametrize(
-    ("duration", "steps", "warm_up", "peak"),
-    [("3ep", 9, "1ep", 3), ("8ba", 8, "2ba", 2), ("8ba", 8, "1ep", 3), ("3ep", 9, "0.5dur", 4)],
-)
-def test_one_schedule_covers_all_epochs(make_run, duration, steps, warm_up, peak):
-    scheduler = {"name": "linear_decay_with_warmup", "t_warmup": warm_up, "alpha_f": 0.25}
-    recipe = make_run(max_duration=duration, scheduler=scheduler, teacher={"source": "none"}, eval_interval="1dur")
-    train(recipe)
-    log = metrics(recipe)
-    rates = [log[batch]["lr-AdamW/group0"] / 1e-3 for batch in range(1, steps + 1)]  # at times 0 to steps - 1
-    rising = [time / peak for time in range(peak)]
-    falling = [1 - 0.75 * (time - peak) / (steps - peak) for time in range(peak, steps)]
-    assert rates == pytest.approx([*rising, *falling], rel=1e-5, abs=1e-12)

@@ -138,18 +138,23 @@ def test_gradients_are_clipped_before_the_step(make_run):
     assert norms[1] == pytest.approx(0.01, rel=1e-4)
 
 
+COSINE, LINEAR = {"name": "cosine_with_warmup"}, {"name": "linear_decay_with_warmup"}
+
+
 @pytest.mark.parametrize(
-    ("scheduler", "multiples"),
+    ("duration", "scheduler", "multiples"),
     [
-        ({"name": "cosine_with_warmup", "t_warmup": "2ba", "alpha_f": 0.2}, [0, 0.5, 1, 0.6]),
-        ({"name": "cosine_with_warmup", "t_warmup": "0ba", "alpha_f": 0.0}, [1, 0.853553, 0.5, 0.146447]),
-        ({"name": "linear_decay_with_warmup", "t_warmup": "0.25dur", "alpha_f": 0.4}, [0, 1, 0.8, 0.6]),
-        ({"name": "constant_with_warmup", "t_warmup": "2ba"}, [0, 0.5, 1, 1]),
+        ("4ba", {**COSINE, "t_warmup": "2ba", "alpha_f": 0.2}, [0, 0.5, 1, 0.6]),
+        ("4ba", {**COSINE, "t_warmup": "0ba", "alpha_f": 0.0}, [1, 0.853553, 0.5, 0.146447]),
+        ("4ba", {**LINEAR, "t_warmup": "0.25dur", "alpha_f": 0.4}, [0, 1, 0.8, 0.6]),
+        ("4ba", {"name": "constant_with_warmup", "t_warmup": "2ba"}, [0, 0.5, 1, 1]),
+        ("8ba", {**LINEAR, "t_warmup": "1ep", "alpha_f": 0.25}, [0, 1 / 3, 2 / 3, 1, 0.85, 0.7, 0.55, 0.4]),
+        ("3ep", {**LINEAR, "t_warmup": "0.5dur", "alpha_f": 0.25}, [0, 0.25, 0.5, 0.75, 1, 0.85, 0.7, 0.55, 0.4]),
     ],
 )
-def test_learning_rates(make_run, monkeypatch, scheduler, multiples):
-    """At times 0, 0, 1, 2 of 4: Composer moves the rate before it counts a batch, so the first rate comes twice."""
-    recipe = make_run(max_duration="4ba", scheduler=scheduler)
+def test_learning_rates(make_run, monkeypatch, duration, scheduler, multiples):
+    """One schedule over all epochs: Composer moves the rate before it counts a batch, so the first rate comes twice."""
+    recipe = make_run(max_duration=duration, scheduler=scheduler)
     rates = []
     step = torch.optim.AdamW.step
 
@@ -159,9 +164,10 @@ def test_learning_rates(make_run, monkeypatch, scheduler, multiples):
 
     monkeypatch.setattr(torch.optim.AdamW, "step", recorded_step)
     train(recipe)
-    expected = [1e-3 * multiple for multiple in (multiples[0], *multiples[:3])]
+    expected = [1e-3 * multiple for multiple in (multiples[0], *multiples[:-1])]
     assert rates == pytest.approx(expected, rel=1e-5, abs=1e-12)
-    logged = [metrics(recipe)[batch]["lr-AdamW/group0"] for batch in (1, 2, 3, 4)]  # the rate that comes next
+    log = metrics(recipe)
+    logged = [log[batch]["lr-AdamW/group0"] for batch in range(1, len(multiples) + 1)]  # the rate that comes next
     assert logged == pytest.approx([1e-3 * multiple for multiple in multiples], rel=1e-5, abs=1e-12)
 
 
