@@ -141,12 +141,6 @@ def test_verification_is_of_a_finished_cache(recipe):
         verify_cache_stage(Run.of(recipe))
     cache_stage(Run.of(recipe))
     verify_cache_stage(Run.of(recipe))
-    shard = cache_of(recipe) / "eval-00000.safetensors"
-    content = bytearray(shard.read_bytes())
-    content[-1] ^= 1
-    shard.write_bytes(content)
-    with rejects("eval-00000.safetensors"):
-        verify_cache_stage(Run.of(recipe))
 
 
 @pytest.mark.parametrize("source", ["live", "none"])
