@@ -192,6 +192,15 @@ def mistakes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., l
     return lines
 
 
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A stand-in of the hub for each test."""
+    from tests.hub.clients import served
+
+    with served(monkeypatch, tmp_path / "cache") as hub:
+        yield hub
+
+
 @pytest.fixture(scope="session")
 def small_init(tmp_path_factory: pytest.TempPathFactory, tiny_target: Path) -> Path:
     """A draft of the tiny target whose head says some ids alone."""

@@ -116,15 +116,6 @@ def info(store: Store, request: Request) -> Reply:
     )
 
 
-@route("branch", "POST", rf"{MODEL}/branch/(?P<revision>[^/]+)")
-def create_branch(store: Store, request: Request) -> Reply:
-    found, branch = writable(store, request), revision_of(request)
-    if branch in found.branches:
-        raise Refusal(409, "Reference already exists")
-    found.branches[branch] = found.resolve((json.loads(request.body or b"{}")).get("startingPoint") or "main")
-    return Reply({})
-
-
 @route("tree", "GET", rf"{MODEL}/tree/(?P<revision>[^/]+)")
 def tree(store: Store, request: Request) -> Reply:
     files = readable(store, request).files_at(revision_of(request))

@@ -4,16 +4,32 @@ import traceback
 from pathlib import Path
 
 import pytest
-from huggingface_hub import snapshot_download
 
 from distill.hub.publish import push_folder
-from tests.distill.hub.conftest import DRAFT
 from tests.hub.clients import HUBS_OWN_WARNING, READER, WRITER, log_in
 from tests.rejections import rejects
 
 pytestmark = pytest.mark.filterwarnings(HUBS_OWN_WARNING)
 
 LARGE = "model-00001-of-00002.safetensors"
+DRAFT = {
+    "config.json": b'{"model_type": "llama"}\n',
+    "README.md": b"---\nlicense: apache-2.0\n---\n# A draft\n",
+    LARGE: bytes(range(256)) * 1000,
+    "model-00002-of-00002.safetensors": b"a little",
+    "plots/acceptance.png": b"\x89PNG",
+    "empty.txt": b"",
+}
+
+
+@pytest.fixture
+def draft(tmp_path) -> Path:
+    """A draft's folder as it is pushed."""
+    for path, content in DRAFT.items():
+        file = tmp_path / "draft" / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(content)
+    return tmp_path / "draft"
 
 
 def push(folder: Path, **options) -> str:
@@ -29,18 +45,10 @@ def num_commits(hub) -> int:
     return len(hub.store.repositories["org/name"].commits) - 1  # the first came with the repository
 
 
-def test_a_folder_arrives_in_one_private_commit(hub, draft, tmp_path):
-    pushed = push(draft)
-    assert pushed.startswith(f"{hub.endpoint}/org/name")
-    assert pushed.endswith("private")
-    assert hub.store.repositories["org/name"].private
-    assert num_commits(hub) == 1
-    back = Path(snapshot_download("org/name", local_dir=tmp_path / "back"))
-    assert {name: (back / name).read_bytes() for name in DRAFT} == DRAFT
-
-
 def test_files_of_an_earlier_push_are_deleted_in_the_same_commit(hub, draft):
-    push(draft)
+    assert push(draft).startswith(f"{hub.endpoint}/org/name")
+    assert contents(hub) == DRAFT
+    assert num_commits(hub) == 1
     (draft / LARGE).unlink()
     (draft / "config.json").write_bytes(b"{}")
     push(draft)

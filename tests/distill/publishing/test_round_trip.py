@@ -14,16 +14,10 @@ from distill.check import check_recipe
 from distill.pipeline import run_all
 from distill.recipe.recipe import load_recipe, save_recipe
 from tests.distill.publishing.conftest import BASE, write_dry
-from tests.hub.clients import HUBS_OWN_WARNING, WRITER, served
+from tests.hub.clients import HUBS_OWN_WARNING, WRITER
 from tests.rejections import rejects
 
 pytestmark = pytest.mark.filterwarnings(HUBS_OWN_WARNING)
-
-
-@pytest.fixture
-def hub(monkeypatch, tmp_path):
-    with served(monkeypatch, tmp_path / "cache") as hub:
-        yield hub
 
 
 def push(run, *more):
