@@ -20,17 +20,12 @@ RESAMPLING = Resampling(confidence=0.95, num_resamples=2000, seed=17)
 TRACE = [(0, 3), (4, 0), (5, 1), (7, 2)]
 
 
-def test_counts_by_hand():
+def test_the_targets_own_token_counts_in_tau_and_nowhere_else():
     counts = count_trace(TRACE, num_tokens=10, num_speculative_tokens=3)
     assert counts == ReplayCounts(steps=4, possible=(4, 4, 3), reached=(4, 3, 1), accepted=(3, 2, 1))
     assert (counts.accepted_tokens, counts.proposed_tokens, counts.emitted_tokens) == (6, 11, 10)
     assert (counts.fully_accepted_steps, counts.histogram) == (1, (1, 1, 1, 1))
-
-
-def test_the_targets_own_token_counts_in_tau_and_nowhere_else():
-    counts = count_trace(TRACE, num_tokens=10, num_speculative_tokens=3)
     assert tau(counts) == 10 / 4
-    assert (counts.accepted_tokens, counts.proposed_tokens) == (6, 11)
 
 
 def test_golden_alpha_of_independent_steps():

@@ -19,22 +19,14 @@ from eval.decoding.generate import write_traces
 from eval.decoding.kv_cache import RowSequencer, TextSequencer, open_sequencer
 from eval.models import load_model
 from eval.prompts import Prompt
-from eval.responses import DecodingSettings, read_traces
+from eval.responses import read_traces
 from tests.eval.decoding.stand_ins import watched_maker
+from tests.eval.responses import test_traces
 from tests.pretended_gpu import pretended_gpu
 
 OPT = {"model_type": "opt", "ffn_dim": 96, "word_embed_proj_dim": 64}
 DYNAMIC = {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}
-GREEDY = DecodingSettings(
-    max_new_tokens=10,
-    temperature=0.0,
-    top_p=1.0,
-    batch_size=3,
-    shard_size=4,
-    max_prompt_len=400,
-    seed=5,
-    dtype="float32",
-)
+GREEDY = dataclasses.replace(test_traces.GREEDY, max_new_tokens=10, max_prompt_len=400)
 SAMPLED = dataclasses.replace(GREEDY, temperature=1.3, top_p=0.9, repetition_penalty=1.2)
 TEXTS = ("one", "a much longer prompt number two", "3", "four " * 60, "the fifth of them")
 ASKED = [Prompt(f"file.jsonl:{number}", (user_turn(text),)) for number, text in enumerate(TEXTS, start=1)]

@@ -53,9 +53,13 @@ def with_text(run, number, **changed):
     return replace(run, texts=tuple(texts))
 
 
-def broken(run, replayed=None):
-    replayed = replayed or [COUNTED] * len(run.texts)
-    return [finding.law for finding in find(run, PROMPTS[: len(run.texts)], pooled(replayed)) if not finding.holds]
+def failed(run, replayed=None, **more):
+    replayed = pooled(replayed or [COUNTED] * len(run.texts))
+    return [finding for finding in find(run, PROMPTS[: len(run.texts)], replayed, **more) if not finding.holds]
+
+
+def broken(run, replayed=None, **more):
+    return [finding.law for finding in failed(run, replayed, **more)]
 
 
 def test_a_run_that_does_as_the_replay_says_breaks_no_law(run):
@@ -123,29 +127,23 @@ def test_an_engine_that_never_proposed_the_targets_own_tokens_is_not_certified(r
 
 
 def test_what_the_engine_reads_or_writes_otherwise_is_named_with_its_prompt(run):
-    misread = with_text(run, 4, prompt_ids=(1, 2, 9, 4))
-    [finding] = [one for one in find(misread, PROMPTS, pooled([COUNTED] * 24)) if not one.holds]
+    [finding] = failed(with_text(run, 4, prompt_ids=(1, 2, 9, 4)))
     assert finding.law == "prompts"
     assert "prompt 5 " in finding.detail
-    changed = with_text(run, 1, drafted_ids=(*range(63),))
-    [finding] = [one for one in find(changed, PROMPTS, pooled([COUNTED] * 24)) if not one.holds]
+    [finding] = failed(with_text(run, 1, drafted_ids=(*range(63),)))
     assert finding.law == "same text"
     assert finding.detail.endswith("prompt 2")
 
 
 def test_a_near_tie_is_no_change(run):
     parted = with_text(with_text(replace(run, dtype="float16"), 1, drafted_ids=(1,)), 5, drafted_ids=(2,))
-    assert [one.law for one in find(parted, PROMPTS, pooled([COUNTED] * 24), ties=[2, 6]) if not one.holds] == []
-    assert [one.law for one in find(parted, PROMPTS, pooled([COUNTED] * 24), ties=[2]) if not one.holds] == [
-        "same text"
-    ]
+    assert broken(parted, ties=[2, 6]) == []
+    assert broken(parted, ties=[2]) == ["same text"]
 
 
 def test_files_of_another_model_break_a_law_though_the_counts_agree(run):
     """Replay misreads tokens as the engine does, so that counts alone would certify the draft of another target."""
-    assert [
-        one.law for one in find(run, PROMPTS, pooled([COUNTED] * 24), differing=("tokenizer",)) if not one.holds
-    ] == ["files"]
+    assert broken(run, differing=("tokenizer",)) == ["files"]
 
 
 # Near-ties
