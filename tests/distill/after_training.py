@@ -65,6 +65,28 @@ def relative_difference(one: dict[str, torch.Tensor], other: dict[str, torch.Ten
     return distance / sum(float(one[name].double().square().sum()) for name in one) ** 0.5
 
 
+def greatest_difference(one: Recipe, other: Recipe) -> float:
+    """Of any weight."""
+    ours, theirs = weights(one), weights(other)
+    assert ours.keys() == theirs.keys()
+    return max(float((ours[name] - theirs[name]).abs().max()) for name in ours)
+
+
+def changed(recipe: Recipe, **distill: Any) -> Recipe:
+    """The recipe with other keys of its section distill."""
+    return recipe.model_copy(update={"distill": recipe.distill.model_copy(update=distill)})
+
+
+def assert_resumes(straight: Recipe, resumed: Recipe, stop: AbstractContextManager[None]) -> None:
+    """A training that is stopped and goes on ends in the bits of one that is not."""
+    train(straight)
+    with stop:
+        train(resumed)
+    train(resumed)
+    for part in ("model", "optimizers"):
+        assert_equal(last_state(straight)[part], last_state(resumed)[part])
+
+
 def mean_gradients(recipe: Recipe, folder: str = "checkpoints") -> dict[str, torch.Tensor]:
     """Adam's first moments: after one step a tenth of the gradients, sizes and all, which its update would hide."""
     (optimizer,) = last_state(recipe, folder)["optimizers"].values()

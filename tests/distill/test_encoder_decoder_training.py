@@ -24,7 +24,7 @@ from distill.train import train
 from eval.models import load_model
 from eval.replay import response_logits
 from eval.responses import read_traces
-from tests.distill.after_training import assert_equal, last_state, metrics
+from tests.distill.after_training import assert_resumes, last_state, metrics
 
 NUM_PROMPTS, NUM_EVAL = 14, 4
 CORNERS = ("total_variation", "negative_log_acceptance", "lk_hybrid")  # no gradient at equality: |p - q| has none
@@ -154,11 +154,7 @@ BIAS = "student.lm.decoder.block.0.layer.0.SelfAttention.relative_attention_bias
 
 def test_a_resumed_training_is_the_uninterrupted_one_bit_for_bit(make_translation_run, stopped):
     straight, resumed = make_translation_run("straight"), make_translation_run("resumed")
-    train(straight)
-    with stopped(distill.trainer, "build_loggers", 3):
-        train(resumed)
-    train(resumed)
-    assert_equal(last_state(straight)["model"], last_state(resumed)["model"])
+    assert_resumes(straight, resumed, stopped(distill.trainer, "build_loggers", 3))
 
 
 def test_a_cached_teacher_teaches_what_the_live_one_does(make_translation_run):

@@ -17,7 +17,7 @@ from distill.train import main, train
 from distill.trainer import freeze_input_embeddings
 from eval.models import load_model
 from tests.architectures.conftest import FAMILY_SETTINGS
-from tests.distill.after_training import assert_equal, last_state, mean_gradients, relative_difference, weights
+from tests.distill.after_training import assert_resumes, mean_gradients, relative_difference, weights
 from tests.rejections import rejects
 
 EMBEDDING = "student.lm.model.embed_tokens.weight"
@@ -60,12 +60,7 @@ def test_the_gradients_of_all_else_are_those_beside_trained_ones(frozen_run):
 
 def test_resumed_equals_uninterrupted(frozen_run, stopped):
     straight, resumed = (frozen_run(name, max_duration="4ba") for name in ("straight", "resumed"))
-    train(straight)
-    with stopped(distill.trainer, "build_loggers", 3):
-        train(resumed)
-    train(resumed)
-    assert_equal(*(last_state(recipe)["model"] for recipe in (straight, resumed)))
-    assert_equal(*(last_state(recipe)["optimizers"] for recipe in (straight, resumed)))
+    assert_resumes(straight, resumed, stopped(distill.trainer, "build_loggers", 3))
 
 
 @pytest.mark.parametrize("tied", [True, False])

@@ -15,16 +15,13 @@ import distill.recipe.sections
 import distill.trainer
 from distill.callbacks import PHASES, ConsoleReport, MetricsFile, build_logger, build_loggers
 from distill.train import train
+from tests.distill.after_training import changed
 from tests.rejections import rejects
 
 
 def records(recipe) -> list[dict]:
     lines = (Path(recipe.run_dir) / "logs" / "metrics.jsonl").read_text().splitlines()
     return [json.loads(line) for line in lines]
-
-
-def longer(recipe, max_duration: str):
-    return recipe.model_copy(update={"distill": recipe.distill.model_copy(update={"max_duration": max_duration})})
 
 
 def standing(max_duration: str = "100ba", *, wct_s: float = 0.0, **counts: int) -> SimpleNamespace:
@@ -48,7 +45,7 @@ def test_lines_beyond_the_checkpoint_and_half_lines_are_dropped(make_run):
     before = records(recipe)
     with path.open("a") as file:
         file.write('{"batch": 4, "loss/train/total": 7.0}\n{"batch": 2, "loss/tra')
-    train(longer(recipe, "4ba"))
+    train(changed(recipe, max_duration="4ba"))
     after = records(recipe)
     assert after[: len(before)] == before
     assert [record["batch"] for record in after if "loss/train/total" in record] == [0, 1, 2, 3]

@@ -151,15 +151,11 @@ def test_a_source_with_another_tokenizer_is_refused(make_recipe, source):
         prune_stage(Run.of(make_recipe()))
 
 
-def test_a_source_without_rows_for_its_tokens_is_refused(make_recipe, make_checkpoint):
-    small = make_checkpoint(vocab_size=258)
-    with rejects(small, "vocab_size", 258):
-        prune_stage(Run.of(make_recipe(source=str(small))))
-
-
-def test_rows_of_tokens_are_not_cut(make_recipe, target):
-    (target / "config.json").write_text(json.dumps(read_config(target) | {"vocab_size": 258}))
-    with rejects(target, "vocab_size", 258):
+@pytest.mark.parametrize("role", ["source", "target"])
+def test_a_model_without_rows_for_its_tokens_is_refused(make_recipe, source, target, role):
+    folder = {"source": source, "target": target}[role]
+    (folder / "config.json").write_text(json.dumps(read_config(folder) | {"vocab_size": 258}))
+    with rejects(folder, "vocab_size", 258):
         prune_stage(Run.of(make_recipe()))
 
 

@@ -1,5 +1,6 @@
 """Trainings that show unknown inputs: what reads them, what is learned, and that nothing else changes."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from distill.train import train
 from distill.trainer import build_model
 from eval.models import load_model
 from eval.responses import read_traces
-from tests.distill.after_training import assert_equal, last_state, mean_gradients, metrics, relative_difference, weights
+from tests.distill.after_training import assert_resumes, changed, mean_gradients, metrics, relative_difference, weights
 from tests.distill.small_heads import IDS, VOCAB
 from tests.rejections import rejects
 
@@ -33,7 +34,7 @@ def shown_run(make_run, small_init):
 
     def make(name="run", share=0.5, **distill):
         recipe = make_run(name, init=small_init, **{"max_duration": "2ba", "scheduler": {"t_warmup": "0ba"}, **distill})
-        return recipe.model_copy(update={"distill": recipe.distill.model_copy(update={"unknown_inputs": share})})
+        return changed(recipe, unknown_inputs=share)
 
     return make
 
@@ -79,7 +80,7 @@ def test_the_one_row_learns_for_all_that_are_not_said(shown_run, small_init):
     assert torch.equal(after_VH[dropped], before_VH[dropped])  # never shown, never moved
     assert not torch.allclose(after_VH[UNKNOWN], mean_of_dropped(before_VH, IDS), atol=1e-4)
     draft = Path(recipe.run_dir) / "draft"
-    assert read_draft_vocabulary(draft).unknown_id == UNKNOWN
+    assert read_draft_vocabulary(draft) == replace(read_draft_vocabulary(small_init), unknown_id=UNKNOWN)
     assert torch.equal(
         load_model(draft, dtype="bfloat16", device="cpu").get_input_embeddings().weight[UNKNOWN],
         after_VH[UNKNOWN].bfloat16(),
@@ -117,12 +118,7 @@ def test_how_a_batch_is_cut_up_does_not_change_what_is_learned(shown_run, cut):
 
 def test_resumed_equals_uninterrupted_bit_for_bit(shown_run, stopped):
     straight, resumed = (shown_run(name, max_duration="4ba") for name in ("straight", "resumed"))
-    train(straight)
-    with stopped(distill.trainer, "build_loggers", 3):
-        train(resumed)
-    train(resumed)
-    assert_equal(last_state(straight)["model"], last_state(resumed)["model"])
-    assert_equal(last_state(straight)["optimizers"], last_state(resumed)["optimizers"])
+    assert_resumes(straight, resumed, stopped(distill.trainer, "build_loggers", 3))
 
 
 def test_an_unknown_row_that_the_target_has_no_room_for_is_refused(shown_run, small_init, make_checkpoint, tmp_path):
@@ -143,7 +139,5 @@ def test_an_unknown_row_that_the_target_has_no_room_for_is_refused(shown_run, sm
 
 
 def test_a_draft_that_says_everything_has_none_to_show(make_run):
-    recipe = make_run()
-    recipe = recipe.model_copy(update={"distill": recipe.distill.model_copy(update={"unknown_inputs": 0.5})})
     with rejects("architecture.vocabulary"):
-        train(recipe)
+        train(changed(make_run(), unknown_inputs=0.5))

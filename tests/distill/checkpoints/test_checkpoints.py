@@ -13,7 +13,7 @@ from distill.checkpoints.checkpoint_files import BEST_NAME, find_checkpoints
 from distill.checkpoints.folders import chosen_checkpoint, damage, newest_intact_checkpoint
 from distill.metrics import PooledOverResponses
 from distill.train import train
-from tests.distill.after_training import file_size_limit
+from tests.distill.after_training import changed, file_size_limit
 from tests.rejections import rejects
 
 
@@ -141,7 +141,7 @@ def test_a_later_session_knows_the_best(make_run, evaluations):
     recipe = make_run(max_duration="3ba", eval_interval="1ba")
     evaluations(9.0, 1.4, 1.5, 1.3, 1.2, 1.1)
     train(recipe)
-    train(longer(recipe, "5ba"))
+    train(changed(recipe, max_duration="5ba"))
     assert best(recipe) == exported(recipe) == "ep0-ba2-rank0.pt"
     assert checkpoints(recipe) == ["ep0-ba2-rank0.pt", "ep1-ba4-rank0.pt", "ep1-ba5-rank0.pt"]
 
@@ -172,12 +172,8 @@ def test_checkpoints_of_earlier_sessions_count(make_run):
     train(recipe)
     assert checkpoints(recipe) == ["ep0-ba2-rank0.pt", "ep0-ba3-rank0.pt"]
     (Path(recipe.run_dir) / "checkpoints" / BEST_NAME).unlink()
-    train(longer(recipe, "4ba"))
+    train(changed(recipe, max_duration="4ba"))
     assert checkpoints(recipe) == ["ep0-ba3-rank0.pt", "ep1-ba4-rank0.pt"]
-
-
-def longer(recipe, max_duration: str):
-    return recipe.model_copy(update={"distill": recipe.distill.model_copy(update={"max_duration": max_duration})})
 
 
 def test_resumes_from_the_one_before_a_damaged_one(make_run, capsys):
@@ -200,8 +196,7 @@ def test_a_damaged_one_is_the_first_to_go(make_run):
     recipe = make_run(max_duration="4ba", save_interval="2ba", eval_interval="4ba")
     train(recipe)
     cut_short(Path(recipe.run_dir) / "checkpoints" / "ep1-ba4-rank0.pt")
-    shorter = recipe.distill.model_copy(update={"save_interval": "1ba", "max_duration": "3ba"})
-    train(recipe.model_copy(update={"distill": shorter}))
+    train(changed(recipe, save_interval="1ba", max_duration="3ba"))
     assert checkpoints(recipe) == ["ep0-ba2-rank0.pt", "ep0-ba3-rank0.pt"]
 
 
@@ -233,11 +228,11 @@ def test_a_full_disk_costs_no_checkpoint(make_run):
     folder = Path(recipe.run_dir) / "checkpoints"
     one, two = (folder / f"ep0-ba{batch}-rank0.pt" for batch in (1, 2))
     with file_size_limit(two.stat().st_size // 2), rejects(folder / "ep0-ba3-rank0.pt", two, "GiB"):
-        train(longer(recipe, "3ba"))
+        train(changed(recipe, max_duration="3ba"))
     assert find_checkpoints(folder) == [one, two]
     assert not list(folder.glob("*.partial"))
     assert newest_intact_checkpoint(folder) == two
-    train(longer(recipe, "3ba"))
+    train(changed(recipe, max_duration="3ba"))
     assert checkpoints(recipe) == ["ep0-ba2-rank0.pt", "ep0-ba3-rank0.pt"]
 
 

@@ -22,12 +22,17 @@ from distill.metrics import PooledOverResponses
 from distill.run import Run, recipe_hash
 from distill.stage_inputs import training_inputs
 from distill.train import train
-from tests.distill.after_training import Touch, assert_equal, file_size_limit, in_a_pickle, last_state, metrics, plant
+from tests.distill.after_training import (
+    Touch,
+    assert_equal,
+    changed,
+    file_size_limit,
+    in_a_pickle,
+    last_state,
+    metrics,
+    plant,
+)
 from tests.rejections import rejects
-
-
-def changed(recipe, **distill):
-    return recipe.model_copy(update={"distill": recipe.distill.model_copy(update=distill)})
 
 
 def folder_of(recipe) -> Path:

@@ -18,7 +18,15 @@ from distill.train import train
 from eval.intervals import Resampling
 from eval.models import load_model
 from eval.replay import response_logits
-from tests.distill.after_training import assert_equal, last_state, metrics, relative_difference, weights
+from tests.distill.after_training import (
+    assert_equal,
+    assert_resumes,
+    changed,
+    last_state,
+    metrics,
+    relative_difference,
+    weights,
+)
 from tests.distill.online.conftest import NUM_REQUESTS, records
 from tests.rejections import rejects
 
@@ -123,12 +131,7 @@ def test_resumed_equals_uninterrupted(make_online, stopped):
     """Weights, moments and records, bit for bit; stopped between two steps of one update."""
     online = {"steps_per_update": 2}
     straight, resumed = (make_online(name, online=online, save_interval="1ba") for name in ("straight", "resumed"))
-    train(straight)
-    with stopped(distill.trainer, "build_loggers", 6):
-        train(resumed)
-    train(resumed)
-    assert_equal(last_state(straight)["model"], last_state(resumed)["model"])
-    assert_equal(last_state(straight)["optimizers"], last_state(resumed)["optimizers"])
+    assert_resumes(straight, resumed, stopped(distill.trainer, "build_loggers", 6))
     assert records(straight) == records(resumed)
 
 
@@ -210,9 +213,8 @@ def test_a_stream_of_other_rows_than_the_responses_is_refused(make_online, tmp_p
         update={"sources": (recipe.distill.online.stream.sources[0].model_copy(update={"path": str(other)}),)}
     )
     online = recipe.distill.online.model_copy(update={"stream": stream})
-    changed = recipe.model_copy(update={"distill": recipe.distill.model_copy(update={"online": online})})
     with rejects("data:", "distill.online.stream"):
-        train(changed)
+        train(changed(recipe, online=online))
 
 
 @pytest.mark.usefixtures("warm")
@@ -256,6 +258,5 @@ def test_a_training_on_requests_does_not_continue_on_others(make_online):
     train(recipe)
     for change in ({"positions": "all"}, {"num_speculative_tokens": 5}):
         online = type(recipe.distill.online).model_validate({**recipe.distill.online.model_dump(), **change})
-        changed = recipe.model_copy(update={"distill": recipe.distill.model_copy(update={"online": online})})
         with rejects("checkpoints"):
-            train(changed)
+            train(changed(recipe, online=online))

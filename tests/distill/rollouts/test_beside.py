@@ -15,7 +15,7 @@ from distill.trainer import build_model
 from eval.decoding.sampling import Limits, Sampling
 from eval.decoding.speculative import DecodingRequest, collected, decode_steps
 from eval.responses import read_traces, write_shard
-from tests.distill.after_training import assert_equal, last_state, metrics
+from tests.distill.after_training import assert_equal, changed, last_state, metrics
 from tests.distill.conftest import MAX_SEQ_LEN
 from tests.distill.small_heads import VOCAB, cut_draft
 from tests.distill.two_processes import train_by
@@ -62,8 +62,7 @@ def test_the_update_is_that_of_a_training_on_the_same_responses(make_run, tiny_t
         settings["init"] = cut_draft(tiny_target, tmp_path / "small")
     ours, theirs = (make_run(name, **settings) for name in ("written", "given"))
     ours, theirs = (
-        recipe.model_copy(update={"distill": recipe.distill.model_copy(update={"unknown_inputs": share, **more})})
-        for recipe, more in ((ours, {"samples": "student"}), (theirs, {}))
+        changed(recipe, unknown_inputs=share, **more) for recipe, more in ((ours, {"samples": "student"}), (theirs, {}))
     )
     generated_by_the_student(theirs)
     train(ours)

@@ -18,7 +18,14 @@ from distill.trainer import build_model, response_training
 from eval.decoding.sampling import Limits
 from eval.decoding.speculative import plain_decode
 from eval.models import load_model
-from tests.distill.after_training import assert_equal, last_state, mean_gradients, metrics, relative_difference
+from tests.distill.after_training import (
+    assert_equal,
+    assert_resumes,
+    last_state,
+    mean_gradients,
+    metrics,
+    relative_difference,
+)
 from tests.distill.two_processes import train_by
 
 UPDATE_RTOL = 1e-5  # of the norm: float32 sums in another order
@@ -181,11 +188,7 @@ def test_what_is_counted_is_what_is_trained_on(make_run):
 def test_resumed_equals_uninterrupted_bit_for_bit(make_run, stopped, samples):
     settings = {"max_duration": "3ba", "eval_interval": "1dur", "samples": samples, **DRAWN}
     straight, resumed = make_run("straight", **settings), make_run("resumed", **settings)
-    train(straight)
-    with stopped(distill.trainer, "build_loggers", 2):
-        train(resumed)
-    train(resumed)
-    assert_same(straight, resumed)
+    assert_resumes(straight, resumed, stopped(distill.trainer, "build_loggers", 2))
     names = (TEACHER_TOKENS, STUDENT_TOKENS)
     told = [[[metrics(each)[batch][name] for name in names] for batch in range(3)] for each in (straight, resumed)]
     assert told[0] == told[1]

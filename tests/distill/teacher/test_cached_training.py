@@ -19,7 +19,7 @@ from distill.run import Run
 from distill.teacher_cache import CachedResponses, TeacherCache, join_rows, rows_in
 from distill.train import train
 from distill.trainer import build_model
-from tests.distill.after_training import metrics, weights
+from tests.distill.after_training import assert_resumes, greatest_difference, metrics
 from tests.rejections import rejects
 
 VOCAB = 264
@@ -50,12 +50,6 @@ def reject_to_load(*_, **__):
 
 def values(recipe, name: str) -> list[float]:
     return [record[name] for record in metrics(recipe).values() if name in record]
-
-
-def greatest_difference(one, other) -> float:
-    ours, theirs = weights(one), weights(other)
-    assert ours.keys() == theirs.keys()
-    return max(float((ours[name] - theirs[name]).abs().max()) for name in ours)
 
 
 def responses_of(recipe, name="train") -> CachedResponses:
@@ -150,11 +144,7 @@ def test_a_split_batch_says_what_the_whole_batch_says(cached, teacher):
 def test_resumed_equals_uninterrupted_bit_for_bit(cached, stopped, teacher):
     """In the second epoch."""
     straight, resumed = cached("straight", teacher), cached("resumed", teacher)
-    train(straight)
-    with stopped(distill.trainer, "build_loggers", 5):
-        train(resumed)
-    train(resumed)
-    assert greatest_difference(straight, resumed) == 0
+    assert_resumes(straight, resumed, stopped(distill.trainer, "build_loggers", 5))
     assert values(resumed, "loss/train/total") == values(straight, "loss/train/total")
 
 

@@ -27,7 +27,7 @@ from distill.text_training import (
 )
 from distill.train import train
 from distill.trainer import build_model
-from tests.distill.after_training import assert_equal, last_state, metrics, train_in_two_sessions
+from tests.distill.after_training import assert_equal, changed, last_state, metrics, train_in_two_sessions
 from tests.distill.two_processes import train_by
 from tests.rejections import rejects
 
@@ -256,8 +256,7 @@ def test_two_processes_equal_one_also_after_they_are_continued_by_one(pair, make
         train_by(pair, together)
         assert_same_training(alone, together)
     for recipe in (alone, *both):
-        longer = {"max_duration": "4ba", "parallelism": "ddp"}
-        train(recipe.model_copy(update={"distill": recipe.distill.model_copy(update=longer)}))
+        train(changed(recipe, max_duration="4ba", parallelism="ddp"))
     for together in both:
         assert_same_training(alone, together)
 
