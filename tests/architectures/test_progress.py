@@ -1,11 +1,14 @@
 """Progress of loops: a bar on a terminal, lines elsewhere."""
 
 import re
+import shutil
+import sys
+from os import terminal_size
 
 import pytest
 
 from architectures import console as module
-from architectures.console import progress, track
+from architectures.console import Table, markdown, progress, terminal, track
 
 
 @pytest.fixture
@@ -32,3 +35,21 @@ def test_the_time_left_counts_work_and_not_items(clock, capsys):
 def test_a_short_loop_prints_nothing(capsys):
     assert list(track("abc", description="work", total=3)) == ["a", "b", "c"]
     assert capsys.readouterr().err == ""
+
+
+STEPS = Table(("name", "ms"), [("draft|[x]", 1.5), ("y", 12)], "Steps")
+
+
+def test_a_table_in_both_media():
+    assert terminal(STEPS) == "Steps\nname        ms\ndraft|[x]  1.5\ny           12"
+    assert markdown(STEPS) == "Steps\n\n| name | ms |\n| --- | --- |\n| draft\\|[x] | 1.5 |\n| y | 12 |"
+
+
+def test_cells_are_folded_to_the_terminal_and_nowhere_else(monkeypatch):
+    wide = Table(("a", "b"), [("x" * 300, "y")])
+    assert len(terminal(wide).splitlines()) == 2
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setattr(shutil, "get_terminal_size", lambda **_: terminal_size((80, 24)))
+    lines = terminal(wide).splitlines()
+    assert max(map(len, lines)) <= 80
+    assert "".join(lines).count("x") == 300

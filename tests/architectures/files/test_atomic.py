@@ -1,9 +1,27 @@
 """Files and folders are whole or absent."""
 
+import json
+import os
+import sys
+
 import pytest
 
 from architectures import files
-from architectures.files import partial_path, remove_partials, replacing, staged_folder, write_json, write_text
+from architectures.files import (
+    masked,
+    parse_json,
+    partial_path,
+    read_json,
+    read_json_object,
+    read_text,
+    remove_partials,
+    replacing,
+    staged_folder,
+    write_json,
+    write_text,
+)
+from architectures.manifest import command
+from tests.rejections import rejects
 
 
 def test_failed_write_leaves_the_old_text(tmp_path):
@@ -82,3 +100,69 @@ def test_what_killed_writers_left_is_removed_and_nothing_else(tmp_path):
     (tmp_path / "elsewhere").symlink_to(tmp_path / "owned")
     remove_partials(tmp_path, mark="lock")
     assert [path.exists() for path in (*left, staged, tmp_path / "mine.partial")] == [False, False, True, False, True]
+
+
+def test_text_is_read_and_its_byte_order_mark_passed_over(tmp_path):
+    (tmp_path / "a").write_bytes(b"\xef\xbb\xbf{}")
+    assert read_text(tmp_path / "a") == "{}"
+    assert read_json_object(tmp_path / "a", "Mend it.") == {}
+
+
+def test_a_pipe_and_a_file_too_large_for_its_kind_are_not_read(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with (tmp_path / "big").open("wb") as file:
+        file.truncate(3 << 30)
+    for name in ("pipe", "big"):
+        with rejects(name, "Mend it."):
+            read_json(tmp_path / name, "Mend it.")
+
+
+@pytest.mark.parametrize("name", [".", "absent", "a\0b", "x" * 5000])
+def test_what_is_no_file_is_named(tmp_path, name):
+    with rejects(name.split("\0")[0]):
+        read_text(tmp_path / name)
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, "9" * 5000, "{", b"\xff{}"])
+def test_json_is_read_or_refused_with_one_message(text):
+    with rejects("a:1:", "Mend it."):
+        parse_json(text, "a:1", "Mend it.")
+
+
+def test_another_value_than_an_object_is_refused(tmp_path):
+    (tmp_path / "list.json").write_text(json.dumps([1]))
+    with rejects("list.json", "Mend it."):
+        read_json_object(tmp_path / "list.json", "Mend it.")
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        "data.max_new_tokens=64",
+        "variables={keys: 3, tokens: 4, author: me}",
+        "distill.loggers.wandb.init_kwargs.api_key=${oc.env:WANDB_API_KEY}",
+        "distill.loggers={wandb: {init_kwargs: {api_key: '${oc.env:KEY}'}}}",
+        "monkey=3",
+    ],
+)
+def test_what_is_no_secret_stays(word):
+    assert masked(word) == word
+
+
+@pytest.mark.parametrize(
+    ("word", "kept"),
+    [
+        ("distill.loggers.wandb.init_kwargs.api_key=sk, 1", "distill.loggers.wandb.init_kwargs.api_key=***"),
+        ("variables.PASSWORD=a b", "variables.PASSWORD=***"),
+        ("x={wandb: {api_key: sk 1, tags: [a]}}", "x={wandb: {api_key: ***, tags: [a]}}"),
+        ('x={"token": "a, b", "n": 1}', 'x={"token": ***, "n": 1}'),
+        ("tracking_uri=https://me:pw@host/x", "tracking_uri=https://me:***@host/x"),
+    ],
+)
+def test_what_looks_like_a_secret_is_masked(word, kept):
+    assert masked(word) == kept
+
+
+def test_manifests_have_the_command_without_secrets(monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["widedraft", "run", "r.yaml", "variables.api_key=sk-1"])
+    assert command() == ["widedraft", "run", "r.yaml", "variables.api_key=***"]

@@ -10,10 +10,12 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
+from architectures import gguf_import as gguf_import_module
 from architectures.gguf_format import read_gguf_header
 from architectures.gguf_import import import_gguf
 from architectures.hub import read_config, resolve_checkpoint
 from architectures.manifest import read_manifest, sha256_of_file
+from architectures.shapes import Shape
 from tests.architectures.conftest import FAMILY_SETTINGS, LLAMA, PIECES, perturb, split_gguf
 from tests.rejections import rejects
 
@@ -197,3 +199,127 @@ def test_llama_3_rotary_factors_become_llama_3_settings(write_gguf, make_checkpo
     file = write_gguf(source, tmp_path / "odd.gguf", tensors={"rope_freqs.weight": factors * np.float32(1.5)})
     with rejects("rope_freqs.weight"):
         import_gguf(file, tmp_path / "odd")
+
+
+def test_tokenizer_template_and_generation_settings_come_along(write_gguf, llama, tmp_path):
+    file = write_gguf(llama, tmp_path / "model.gguf", metadata={"tokenizer.ggml.eot_token_id": 0})
+    import_gguf(file, tmp_path / "out")
+
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
+    assert tokenizer("hello w").input_ids == [262, 263]
+    assert tokenizer.decode([262, 263]) == "hello w"
+    special = (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id, tokenizer.unk_token_id)
+    assert special == (1, 2, 0, None)
+    assert tokenizer.decode(tokenizer("hello <|im_end|> .").input_ids, skip_special_tokens=True) == "hello  ."
+    messages = [{"role": "user", "content": "hi"}]
+    expected = AutoTokenizer.from_pretrained(llama).apply_chat_template(messages, tokenize=False)
+    assert tokenizer.apply_chat_template(messages, tokenize=False) == expected
+    generation = json.loads((tmp_path / "out" / "generation_config.json").read_text())
+    assert (generation["bos_token_id"], generation["eos_token_id"], generation["pad_token_id"]) == (1, [2, 0], 0)
+
+
+def test_the_beginning_token_is_added_if_the_file_says_so(write_gguf, llama, tmp_path):
+    plain = write_gguf(llama, tmp_path / "plain.gguf")
+    marked = write_gguf(llama, tmp_path / "marked.gguf", metadata={"tokenizer.ggml.add_bos_token": True})
+    for file in (plain, marked):
+        import_gguf(file, tmp_path / file.stem)
+
+    ids = {stem: AutoTokenizer.from_pretrained(tmp_path / stem)("hello").input_ids for stem in ("plain", "marked")}
+
+    assert ids == {"plain": [262], "marked": [1, 262]}
+
+
+@pytest.mark.parametrize(
+    ("added", "ids"),
+    [({}, [1, 263]), ({"bos": False}, [263]), ({"bos": True, "eos": True}, [1, 263, 2]), ({"eos": True}, [1, 263, 2])],
+)
+def test_sentencepiece_text_begins_with_its_token_unless_the_file_says_not(write_gguf, llama, tmp_path, added, ids):
+    metadata = {f"tokenizer.ggml.add_{name}_token": value for name, value in added.items()}
+    file = write_gguf(llama, tmp_path / "model.gguf", sentencepiece=True, metadata=metadata)
+    import_gguf(file, tmp_path / "out")
+
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
+    assert tokenizer("hi").input_ids == ids
+    assert tokenizer.decode(ids, skip_special_tokens=True) == "hi"
+    assert (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.unk_token_id) == (1, 2, 0)
+
+
+@pytest.mark.parametrize(
+    ("splitting", "words"),
+    [("smollm", ["1", "0", "ĊĊ", "2", ",", "Ġ", "5"]), ("gpt-2", ["10", "Ċ", "Ċ", "2", ",", "Ġ5"])],
+)
+def test_where_digits_stand_apart_the_spaces_before_them_stay_together(write_gguf, llama, tmp_path, splitting, words):
+    import_gguf(write_gguf(llama, tmp_path / "model.gguf", splitting=splitting), tmp_path / "out")
+    backend = AutoTokenizer.from_pretrained(tmp_path / "out").backend_tokenizer
+    assert [word for word, _ in backend.pre_tokenizer.pre_tokenize_str("10\n\n2, 5")] == words
+
+
+def refused(file: Path, out: Path, *named: object) -> None:
+    with rejects(*named):
+        import_gguf(file, out)
+    assert not list(out.parent.glob(f"{out.name}*"))
+
+
+def test_another_family_is_refused_from_its_header_alone(write_gguf, llama, tmp_path):
+    file = write_gguf(llama, tmp_path / "model.gguf", architecture="gemma4")
+    header = read_gguf_header(file)
+    file.write_bytes(file.read_bytes()[: header.data_start])  # no tensor to be read
+
+    refused(file, tmp_path / "out", "gemma4")
+    with rejects("gemma4"):
+        read_config(file)
+
+
+def test_a_word_splitting_that_is_not_rebuilt_is_refused(write_gguf, llama, tmp_path, monkeypatch):
+    refused(write_gguf(llama, tmp_path / "model.gguf", splitting="klingon"), tmp_path / "out", "klingon")
+    monkeypatch.setattr(gguf_import_module, "known_splittings", lambda: {"klingon": ""})
+    import_gguf(tmp_path / "model.gguf", tmp_path / "out")
+
+
+def test_a_missing_or_unknown_tensor_is_named(write_gguf, llama, tmp_path):
+    file = write_gguf(llama, tmp_path / "model.gguf", without=["blk.3.ffn_up.weight"])
+    refused(file, tmp_path / "out", "blk.3.ffn_up.weight")
+    file = write_gguf(llama, tmp_path / "model.gguf", without=["token_embd.weight"])
+    refused(file, tmp_path / "out", "token_embd.weight")
+    extra = {"blk.1.attn_q.lora_a": np.ones((32, 64), np.float32)}
+    file = write_gguf(llama, tmp_path / "model.gguf", tensors=extra)
+    refused(file, tmp_path / "out", "blk.1.attn_q.lora_a")
+
+
+def test_a_tensor_of_another_size_is_named(write_gguf, llama, tmp_path):
+    name = "blk.1.ffn_up.weight"
+    wrong = {name: np.ones((64, 64), np.float32)}
+    file = write_gguf(llama, tmp_path / "model.gguf", without=[name], tensors=wrong)
+    refused(file, tmp_path / "out", name, [64, 64], [128, 64])
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("expert_count", 8), ("rope.scaling.type", "linear"), ("rope.dimension_count", 8), ("attention.value_length", 8)],
+)
+def test_entries_that_would_change_the_model_are_refused(write_gguf, llama, tmp_path, key, value):
+    file = write_gguf(llama, tmp_path / "model.gguf", metadata={f"llama.{key}": value})
+    refused(file, tmp_path / "out", f"llama.{key}={value} ")
+
+
+def test_a_part_that_is_missing_or_of_another_model_is_named(write_gguf, llama, tmp_path):
+    parts = split_gguf(write_gguf(llama, tmp_path / "model.gguf"), 3)
+    moved = parts[1].rename(tmp_path / "other.gguf")
+    refused(parts[2], tmp_path / "out", parts[1])
+    refused(moved, tmp_path / "out", moved, "split.count")
+    parts[1].write_bytes(parts[2].read_bytes())
+    refused(parts[0], tmp_path / "out", parts[1], "split.no")
+    parts[1].write_bytes((tmp_path / "model.gguf").read_bytes())  # repeats every tensor
+    refused(parts[0], tmp_path / "out", parts[1])
+
+
+def test_a_truncated_part_is_named(write_gguf, llama, tmp_path):
+    parts = split_gguf(write_gguf(llama, tmp_path / "model.gguf"), 2)
+    parts[1].write_bytes(parts[1].read_bytes()[:-64])
+    refused(parts[0], tmp_path / "out", parts[1])
+
+
+def test_harmless_entries_are_accepted(write_gguf, llama, tmp_path):
+    metadata = {"llama.rope.scaling.type": "none", "llama.vocab_size": 264, "llama.rope.dimension_count": 16}
+    file = write_gguf(llama, tmp_path / "model.gguf", metadata=metadata)
+    assert Shape.from_config(read_config(file)) == Shape.from_config(read_config(llama))

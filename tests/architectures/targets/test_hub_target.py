@@ -9,9 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from huggingface_hub import errors
 
 from architectures.errors import UserError
-from architectures.hub import read_remote_config, resolve_checkpoint
+from architectures.hub import hub_failure, read_remote_config, resolve_checkpoint, without_token
 from architectures.manifest import fingerprint_checkpoint, write_manifest
 from distill.run import ARTIFACTS, Artifact
 from tests.hub.clients import READER, STRANGER, WRITER, log_in, served
@@ -148,3 +149,26 @@ def test_a_token_that_no_header_may_hold_is_not_quoted(hub, model, monkeypatch, 
     message = refused()
     assert "0123456789" not in message
     assert "HF_TOKEN" in message or "LocalProtocolError" in message
+
+
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [
+        ("no: Bearer abcdef", "no: Bearer ***"),
+        ("token hf_0123456789abcdef is bad", "token *** is bad"),
+        ("token hf_oauth_0123456789abcdef is bad", "token *** is bad"),
+        ("http://me:secret@127.0.0.1/x", "http://me:***@127.0.0.1/x"),
+        ("set by hand: plain words", "set by hand: ***"),
+        ("unset HF_HUB_OFFLINE or hf_hub", "unset HF_HUB_OFFLINE or hf_hub"),
+    ],
+)
+def test_a_token_is_masked_and_other_words_stay(monkeypatch, text, kept):
+    monkeypatch.setenv("HF_TOKEN", "plain words")
+    assert without_token(text) == kept
+
+
+def test_what_wraps_a_failure_is_seen_through():
+    network = errors.HTTPError.__subclasses__()[0]("cut")
+    wrapped = RuntimeError("Error while uploading")
+    wrapped.__cause__ = network
+    assert type(network).__name__ in hub_failure(wrapped)
