@@ -1,6 +1,6 @@
 """Faults found in other tools for speculative decoding, each with a test; docs/library_bugs.md lists all.
 
-Those of training are in tests/distill/test_training_faults.py, of commands in test_verify.py; some have stood
+Those of training are in tests/distill/test_model.py, of commands in test_verify.py; some have stood
 elsewhere before.
 """
 

@@ -1,5 +1,7 @@
 """Counts by hand, and intervals whose truth is known."""
 
+from itertools import product
+
 import numpy as np
 import pytest
 from scipy.special import logit
@@ -12,6 +14,9 @@ from eval.intervals import (
     paired_ratio_quotient,
     paired_ratio_quotients,
     pooled_ratio,
+    sign_flip_p,
+    simultaneous_bound,
+    t_bound,
 )
 from eval.replay import ReplayCounts, count_trace, pool, tau
 
@@ -165,3 +170,47 @@ def test_several_quotients_hold_together_and_one_alone_as_ever():
     assert np.log(copies[0].interval[1] / one.value) == pytest.approx(np.log(high / one.value), rel=0.1)
     bonferroni = t.ppf(1 - 0.025 / 5, 8) / t.ppf(0.975, 8)
     assert np.log(highest / one.value) < bonferroni * np.log(high / one.value)
+
+
+UNITS, DRAWS = 20, 4000
+
+
+def bound(*quantities):
+    return simultaneous_bound(np.array(quantities), UNITS - 1, 0.95, num_draws=DRAWS, seed=3)
+
+
+def test_of_a_single_quantity_nothing_is_drawn():
+    """Drawn, it would differ by the noise of the draws."""
+    values = np.random.default_rng(1).normal(size=UNITS)
+    assert bound(values) == t_bound(UNITS - 1, 0.95)
+
+
+def test_several_quantities_need_more_the_less_they_are_alike():
+    first, second = np.random.default_rng(2).normal(size=(2, UNITS))
+    least = t_bound(UNITS - 1, 0.95)
+    assert bound(first, first) == pytest.approx(least, rel=0.05)
+    assert bound(first, second) > 1.05 * least
+    assert bound(first, second) <= t_bound(UNITS - 1, 1 - 0.05 / 2) * 1.05  # Bonferroni bounds it
+
+
+def test_the_sign_flip_p_is_the_share_of_flips_as_extreme():
+    gains = np.array([3, -1, 4, 2, 0, 5])
+    sums = [np.dot(signs, gains) for signs in product((-1, 1), repeat=6)]
+    assert sign_flip_p(gains, RESAMPLING) == pytest.approx(np.mean(np.abs(sums) >= gains.sum()))
+    assert sign_flip_p(-gains, RESAMPLING) == sign_flip_p(gains, RESAMPLING)
+
+
+def test_no_gain_is_no_evidence():
+    assert sign_flip_p(np.zeros(4), RESAMPLING) == 1
+    assert sign_flip_p(np.array([3]), RESAMPLING) == 1
+
+
+def test_many_prompts_are_flipped_at_random_and_repeatably():
+    gains = np.random.default_rng(0).normal(0.3, 1, 40)
+    p = sign_flip_p(gains, RESAMPLING)
+    assert p == sign_flip_p(gains, RESAMPLING)
+    assert p != sign_flip_p(gains, Resampling(confidence=0.95, num_resamples=2000, seed=18))
+    few = sign_flip_p(gains, Resampling(confidence=0.95, num_resamples=10, seed=17))
+    assert few * 11 == pytest.approx(round(few * 11))  # a share of ten flips and the data themselves
+    flips = np.random.default_rng(1).choice((-1, 1), (100_000, 40)) @ gains
+    assert p == pytest.approx(np.mean(np.abs(flips) >= gains.sum()), abs=0.03)

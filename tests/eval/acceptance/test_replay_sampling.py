@@ -8,9 +8,9 @@ import torch
 from architectures.vocabulary_head import cut_head
 from eval import replay
 from eval.decoding import sampling as chosen
-from eval.decoding.sampling import LOSSLESS, Limits, Sampling, Speculation, distribution
+from eval.decoding.sampling import LOSSLESS, Decoded, Limits, Sampling, Speculation, distribution
 from eval.decoding.speculative import speculative_decode
-from eval.replay import count_trace, replay_counts, replay_response, whole_vocabulary
+from eval.replay import ReplayCounts, count_trace, replay_counts, replay_pair, replay_response, whole_vocabulary
 from tests.eval.decoding.laws import FIRST, TEXT
 
 ROWS, K = 800, 2
@@ -99,3 +99,40 @@ def test_a_drawn_token_that_rounding_puts_outside_a_filter_has_chances():
     assert replayed.rules["rejection"].accept.tolist() == [0, 1, 0]
     assert replayed.rules["exact_sampled_draft"].accept.tolist() == [0, 1, 0]
     assert torch.isneginf(torch.tensor(replayed.target_logp)).all()
+
+
+LENGTH, NUM_PROPOSED, NUM_TEXTS = 6, 3, 24
+WARM = Sampling(40.0)  # of logits in the hundreds
+
+
+def counted(text: Decoded) -> ReplayCounts:
+    trace = [(step.start, step.accepted) for step in text.steps]
+    return count_trace(trace, num_tokens=len(text.token_ids), num_speculative_tokens=NUM_PROPOSED)
+
+
+def replayed(pair, prompt, ids, rule, sampling) -> ReplayCounts:
+    return replay_counts(
+        replay_pair(*pair, prompt, ids, sampling=sampling).rules[rule].accept,
+        num_speculative_tokens=NUM_PROPOSED,
+    )
+
+
+@pytest.mark.parametrize("rule", LOSSLESS)
+def test_sampled_steps_are_those_that_are_expected(translators, prompts, rule):
+    """Within four standard errors over many texts."""
+    many = (prompts * NUM_TEXTS)[:NUM_TEXTS]
+    how = {
+        "limits": Limits(LENGTH),
+        "speculation": Speculation(NUM_PROPOSED, rule=rule),
+        "row_seeds": range(NUM_TEXTS),
+    }
+    decoded = speculative_decode(*translators, many, sampling=WARM, **how)
+    differences = torch.tensor(
+        [
+            counted(text).steps - replayed(translators, prompt, text.token_ids, rule, WARM).steps
+            for prompt, text in zip(many, decoded, strict=True)
+        ],
+        dtype=torch.double,
+    )
+    assert abs(differences.mean()) <= 4 * differences.std() / NUM_TEXTS**0.5 + 1e-9
+    assert sum(step.accepted for text in decoded for step in text.steps) > 0

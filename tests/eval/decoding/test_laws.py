@@ -16,11 +16,21 @@ from eval.decoding.sampling import (
     Sampling,
     Seeds,
     Speculation,
+    Text,
+    window,
 )
-from eval.decoding.speculative import plain_decode, speculative_decode
+from eval.decoding.speculative import (
+    DecodingRequest,
+    LookupFirst,
+    NgramLookup,
+    Streams,
+    plain_decode,
+    speculative_decode,
+)
 from eval.models import load_model
 from tests.eval.decoding.laws import (
     ROWS,
+    WARM,
     law_exact_rules_write_what_plain_sampling_writes,
     law_greedy_text_is_the_targets,
     law_rows_do_not_feel_each_other,
@@ -169,3 +179,125 @@ def test_rotary_scaling_leaves_each_text_its_own(make_checkpoint, noisy_draft, k
         [alone] = plain_decode(model, [prompt], limits=limits)
         theirs = model.generate(torch.tensor([prompt]), max_new_tokens=8, do_sample=False, eos_token_id=-1)
         assert text.token_ids == other.token_ids == alone.token_ids == tuple(theirs[0, len(prompt) :].tolist())
+
+
+LOOKUP = NgramLookup()
+
+
+def brute_force(ids, longest, count):
+    """The definition, place by place."""
+    for length in range(min(longest, len(ids)), 0, -1):
+        for place in range(len(ids) - length - 1, -1, -1):
+            if ids[place : place + length] == ids[len(ids) - length :]:
+                return ids[place + length :][:count]
+    return []
+
+
+@settings(max_examples=100, deadline=None)
+@given(ids=st.lists(st.integers(0, 3), min_size=1, max_size=24), longest=st.integers(1, 5), count=st.integers(0, 6))
+def test_it_is_its_definition(ids, longest, count):
+    assert NgramLookup(longest).continuation(ids, count) == brute_force(ids, longest, count)
+
+
+def test_its_texts_are_the_targets(small_pair):
+    law_sampled_texts_are_the_targets(small_pair[0], LOOKUP)
+
+
+@pytest.mark.parametrize("num_speculative_tokens", [1, 4])
+def test_greedy_text_is_the_targets_by_lookup(target, prompts, num_speculative_tokens):
+    law_greedy_text_is_the_targets(
+        target, LOOKUP, prompts, Limits(40, frozenset({2})), num_speculative_tokens=num_speculative_tokens
+    )
+
+
+@pytest.mark.parametrize("sampling", [WARM, Sampling(0.0, repetition_penalty=1.4)])
+def test_rows_do_not_feel_each_other_by_lookup(target, prompts, sampling):
+    law_rows_do_not_feel_each_other(target, LOOKUP, prompts, sampling)
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), WARM])
+def test_what_was_not_found_was_not_proposed(small_pair, sampling):
+    """Rounds say how much was found; the text of a known target repeats itself, and is then found whole."""
+    target, _ = small_pair
+    [text] = speculative_decode(
+        target,
+        LOOKUP,
+        [(0, 1, 2, 3)],
+        limits=Limits(40),
+        speculation=Speculation(4),
+        sampling=sampling,
+        row_seeds=[0],
+    )
+    written = [0, 1, 2, 3, *text.token_ids]
+    assert text.rule == EXACT_GREEDY_DRAFT
+    assert text.steps[0].proposed == 0
+    for one in text.steps:
+        seen, room = written[: 4 + one.start], min(4, 40 - one.start - 1)
+        proposed = LOOKUP.continuation(seen, room)
+        assert one.proposed == len(proposed)
+        assert proposed[: one.accepted] == written[len(seen) :][: one.accepted]
+    assert sum(one.accepted + 1 for one in text.steps) == 40
+
+
+ALWAYS, OFTEN = LookupFirst(1, 3), LookupFirst(2, 5)
+
+
+@pytest.mark.parametrize("rule", [REJECTION, EXACT_GREEDY_DRAFT, EXACT_SAMPLED_DRAFT])
+def test_sampled_texts_are_the_targets(small_pair, rule):
+    law_sampled_texts_are_the_targets(*small_pair, rule=rule, beside=ALWAYS)
+
+
+@pytest.mark.parametrize(
+    ("policy", "num_speculative_tokens", "small_head"), [(ALWAYS, 1, True), (ALWAYS, 4, False), (OFTEN, 4, True)]
+)
+def test_greedy_text_is_the_targets_before_a_draft(
+    target, noisy_folder, small_head_folder, prompts, policy, num_speculative_tokens, small_head
+):
+    draft = load_model(small_head_folder if small_head else noisy_folder, dtype="float32", device="cpu")
+    law_greedy_text_is_the_targets(
+        target, draft, prompts, Limits(24, frozenset({2})), num_speculative_tokens, beside=policy
+    )
+
+
+@pytest.mark.parametrize(
+    ("sampling", "small_head"), [(Sampling(), True), (WARM, True), (Sampling(0.0, repetition_penalty=1.4), False)]
+)
+def test_rows_do_not_feel_each_other_before_a_draft(
+    target, noisy_folder, small_head_folder, prompts, sampling, small_head
+):
+    draft = load_model(small_head_folder if small_head else noisy_folder, dtype="float32", device="cpu")
+    law_rows_do_not_feel_each_other(target, draft, prompts, sampling, beside=OFTEN)
+
+
+@pytest.mark.parametrize(("rule", "policy"), [(EXACT_GREEDY_DRAFT, ALWAYS), (EXACT_SAMPLED_DRAFT, OFTEN)])
+def test_sampled_text_is_what_plain_sampling_writes(small_pair, rule, policy):
+    law_exact_rules_write_what_plain_sampling_writes(*small_pair, [(1, 2, 1), (3,)], rule, beside=policy)
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), WARM])
+def test_steps_say_who_proposed(small_pair, sampling):
+    """And the draft goes on as it would without: what it never read it reads before it proposes again."""
+    target, draft = small_pair
+    speculation, limits = Speculation(2), Limits(40)
+    [text] = speculative_decode(
+        target, draft, [(0, 1, 2, 3)], limits=limits, speculation=speculation, sampling=sampling, row_seeds=[0],
+        lookup_first=OFTEN,
+    )  # fmt: skip
+    written = [0, 1, 2, 3, *text.token_ids]
+    for one in text.steps:
+        seen, room = written[: 4 + one.start], 40 - one.start - 1
+        expected = NgramLookup(2, 2).continuation(seen, min(5, room))
+        assert one.looked_up == bool(expected)
+        assert one.proposed == (len(expected) or min(2, room))
+        assert one.num_speculative_tokens == (5 if one.looked_up else 2)
+    assert {one.looked_up for one in text.steps} == {False, True}
+
+
+def test_rows_that_end_have_draws_next_to_a_row_that_copies():
+    """A row with 9 of 10 tokens takes part in a step that verifies 48 proposed tokens of another."""
+    wanted = DecodingRequest([(1,), (2,)], Limits(10), Sampling(), Speculation(2), lookup_first=LookupFirst(1, 48))
+    streams = Streams.of(wanted, Seeds(), [0, 1], torch.device("cpu"))
+    texts = [Text(0, (1,)), Text(1, (2,))]
+    texts[0].extend([3] * 9, wanted.limits)
+    assert window(streams.accept_BD, texts, 48).shape == (2, 48)
+    assert window(streams.target_BD, texts, 49).shape == (2, 49)

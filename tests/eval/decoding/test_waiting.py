@@ -13,7 +13,7 @@ from typing_extensions import override
 from eval.decoding.kv_cache import RowSequencer
 from eval.decoding.sampling import REJECTION, RULES, Limits, Sampling, Speculation
 from eval.decoding.speculative import Batch, SpeculativeSteps, plain_decode, speculative_decode
-from tests.eval.decoding.test_lookup_first import ALWAYS
+from tests.eval.decoding.test_laws import ALWAYS
 
 SAMPLINGS = [Sampling(), Sampling(1.0), Sampling(0.8, top_p=0.9, top_k=40, min_p=0.01, repetition_penalty=1.1)]
 

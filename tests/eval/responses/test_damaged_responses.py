@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from architectures.errors import UserError
 from eval.recorded import read_recorded_traces
-from eval.responses import claim_shards, read_claims, read_traces, write_shard
+from eval.responses import claim_shards, read_claims, read_shard, read_traces, write_shard
 from tests.rejections import rejects
 
 ROW = {
@@ -159,3 +159,17 @@ def test_any_bytes_of_the_responses_may_change(folder, name, place, insert, remo
             read_traces(folder, "eval")
     finally:
         path.write_bytes(data)
+
+
+def test_a_setting_that_only_one_of_two_runs_has_is_a_change(tmp_path):
+    claim_shards(tmp_path, "train", {"same": 1, "gone": 2}, num_shards=1)
+    with rejects("come", 3, "gone", 2):
+        claim_shards(tmp_path, "train", {"same": 1, "come": 3}, num_shards=1)
+
+
+def test_text_of_any_language_stays_legible_and_comes_back(tmp_path):
+    rows = [{"answer": "schöne Grüße\u2028"}, {"answer": "日本語\n"}]
+    [path] = claim_shards(tmp_path, "train", {}, num_shards=1)
+    write_shard(path, rows)
+    assert "schöne Grüße" in path.read_text(encoding="utf-8")
+    assert list(read_shard(path)) == rows

@@ -6,6 +6,9 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
+from dataclasses import asdict
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +16,25 @@ import pytest
 
 from architectures.files import remove_partials
 from architectures.settings import Holding
-from eval.chat import render_prompt
+from eval.chat import render_prompt, user_turn
 from eval.decoding import generate as answering
 from eval.decoding.generate import write_traces
 from eval.decoding.sampling import DRAWS, Decoded, Limits, Sampling
 from eval.decoding.speculative import plain_decode
 from eval.models import load_model, load_tokenizer
 from eval.prompts import Prompt
-from eval.responses import DecodingSettings, Trace, first_turns, read_traces
+from eval.responses import (
+    DecodingSettings,
+    Trace,
+    claim_shards,
+    first_turns,
+    read_traces,
+    require_known_ids,
+    row_location,
+    write_shard,
+)
 from tests.rejections import rejects
+from tests.sharing import by_processes
 
 ROOT = Path(__file__).parents[3]
 GREEDY = DecodingSettings(
@@ -313,3 +326,88 @@ def test_sampled_responses_say_how_random_numbers_were_drawn(chatty_target, tmp_
     path.write_text(json.dumps(claims))
     with rejects("draws"):
         write_traces(chatty_target, PROMPTS[:2], tmp_path, SAMPLED)
+
+
+TALK = Prompt("talk.jsonl:1", ({"role": "user", "content": "first"},), ("second", "third"))
+EVERY = [TALK, *PROMPTS]
+GREEDY_SHORT, SAMPLED_SHORT = (
+    dataclasses.replace(each, shard_size=2, max_new_tokens=10) for each in (GREEDY, SAMPLED)
+)  # 6 shards
+
+
+@pytest.fixture(scope="module", params=["llama", "t5"])
+def target(request, make_checkpoint, make_translator):
+    """Whose responses end at different lengths: many tokens stop it."""
+    folder = (make_translator if request.param == "t5" else make_checkpoint)(seed=1)
+    config = json.loads((folder / "generation_config.json").read_text())
+    (folder / "generation_config.json").write_text(json.dumps({**config, "eos_token_id": [2, *range(100, 264, 9)]}))
+    return folder
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+
+
+@pytest.fixture(scope="module")
+def alone(target, tmp_path_factory):
+    """What one process writes with these settings."""
+
+    @cache
+    def write(settings):
+        out = tmp_path_factory.mktemp("alone")
+        write_traces(target, EVERY, out, settings)
+        return files(out)
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ("count", "settings"), [(2, SAMPLED_SHORT), (9, GREEDY_SHORT)], ids=["two sampled", "more than shards, greedy"]
+)
+def test_several_processes_write_the_files_of_one(target, alone, tmp_path, monkeypatch, count, settings):
+    """Each shard is written by one process, and as many processes write as there are shards for."""
+    expected, write, written = alone(settings), answering.write_shard, []
+
+    def note(path, rows):
+        written.append((threading.get_ident(), path.name))
+        write(path, rows)
+
+    monkeypatch.setattr(answering, "write_shard", note)
+    by_processes(count, lambda share: write_traces(target, EVERY, tmp_path, settings, share=share))
+    assert files(tmp_path) == expected
+    names = [path.name for path in tmp_path.glob("*.jsonl")]
+    assert sorted(name for _, name in written) == sorted(names)
+    assert len({thread for thread, _ in written}) == min(count, len(names))
+
+
+ASKED = ({"role": "user", "content": "why"},)
+
+
+def test_a_row_is_found_in_its_shard(tmp_path):
+    paths = claim_shards(tmp_path, "train", {}, num_shards=3)
+    for path, count in zip(paths, (2, 1, 2), strict=True):
+        write_shard(path, [{}] * count)
+    assert [row_location(tmp_path, "train", row) for row in range(5)] == [
+        f"{tmp_path}/train-0000{shard}.jsonl:{line}" for shard, line in ((0, 1), (0, 2), (1, 1), (2, 1), (2, 2))
+    ]
+
+
+@pytest.mark.parametrize(("prompt", "response"), [((1, 12), (2,)), ((1, 2), (3, 12))])
+def test_prompts_and_responses_count_and_the_smallest_model_is_named(tmp_path, prompt, response):
+    paths = claim_shards(tmp_path, "eval", {}, num_shards=2)
+    rows = [Trace(0, "p:1", ASKED, (1,), (2,), "", "stop"), Trace(1, "p:2", ASKED, prompt, response, "", "stop")]
+    for path, trace in zip(paths, rows, strict=True):
+        write_shard(path, [asdict(trace)])
+    ids = [trace.token_ids for trace in read_traces(tmp_path, "eval")]
+    models = {tmp_path / "large": 20, tmp_path / "small": 12, tmp_path / "larger": 30}
+    require_known_ids(ids, tmp_path, "eval", {**models, tmp_path / "small": 13})
+    with rejects("eval-00001.jsonl:1:", 12, tmp_path / "small", "vocab_size"):
+        require_known_ids(ids, tmp_path, "eval", models)
+
+
+def test_a_prompt_whose_tokens_the_target_has_no_rows_for_is_refused_by_row(make_checkpoint, tmp_path):
+    target = make_checkpoint(num_hidden_layers=1, vocab_size=258)  # its tokenizer has 259 tokens
+    prompts = [Prompt(f"p.jsonl:{n}", (user_turn(text),)) for n, text in ((1, "plain"), (2, "\u00ed"))]
+    write_traces(target, prompts[:1], tmp_path / "known", GREEDY)
+    with rejects("p.jsonl:2:", target, "vocab_size", 258):
+        write_traces(target, prompts, tmp_path / "unknown", GREEDY)

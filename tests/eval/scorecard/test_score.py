@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -14,17 +15,19 @@ from architectures.manifest import fingerprint_value
 from eval.acceptance_rates import Responses, prompt_limit, replay_drafts
 from eval.chat import render_prompt
 from eval.config import EvalConfig
-from eval.decoding.sampling import Limits, Sampling, Speculation
+from eval.decoding.sampling import Decoded, Limits, Sampling, Speculation, VerificationStep
 from eval.decoding.speculative import plain_decode, speculative_decode
+from eval.intervals import Resampling
 from eval.models import load_model, load_tokenizer
 from eval.prompts import Prompt
-from eval.replay import rule_names
+from eval.replay import ResponseScore, count_trace, rule_names
 from eval.responses import Trace, read_traces
-from eval.scorecard import score_drafts, typical_context
-from eval.scorecard_schema import LOOKUP, LOOKUP_THEN_DRAFT, read_scorecard
+from eval.scorecard import forecast, score_drafts, speedup_row, typical_context
+from eval.scorecard_schema import LOOKUP, LOOKUP_THEN_DRAFT, Spent, SpentByBoth, StepCounts, read_scorecard
+from eval.speedup import StepTimes, break_even_alpha
+from eval.wall_clock import DRAFT, LiveResponse, LiveWay, best_lookup, compare_with_replay, live_record
+from tests.eval.scorecard.test_acceptance_record import GOOD
 from tests.rejections import rejects
-
-TIMED = ("latency", "speedup", "lives", "warnings", "provenance")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -222,19 +225,19 @@ def test_at_temperature_zero_alpha_is_argmax_agreement(scorecard):
 
 def test_the_prediction_follows_from_the_recorded_terms(scorecard):
     latency = scorecard.latency
-    for forecast in scorecard.speedup:
-        [draft] = [row for row in latency.drafts if row.draft == forecast.draft]
-        steps = acceptance(scorecard, forecast.draft, forecast.temperature).by_k
-        assert forecast.cost_ratio == draft.one_token.median_ms / latency.target.median_ms
-        for entry, counts, verify in zip(forecast.by_k, steps, latency.verify, strict=True):
+    for row in scorecard.speedup:
+        [draft] = [each for each in latency.drafts if each.draft == row.draft]
+        steps = acceptance(scorecard, row.draft, row.temperature).by_k
+        assert row.cost_ratio == draft.one_token.median_ms / latency.target.median_ms
+        for entry, counts, verify in zip(row.by_k, steps, latency.verify, strict=True):
             one, two = draft.one_token.median_ms, draft.two_tokens.median_ms
             full = counts.fully_accepted / counts.steps
             spent = entry.num_speculative_tokens * one + full * (two - one) + verify.median_ms
             plain = counts.tau.value * latency.target.median_ms
             assert entry.predicted == pytest.approx(plain / spent)
-        best = max(forecast.by_k, key=lambda entry: entry.predicted)
-        assert (forecast.best_k, forecast.predicted) == (best.num_speculative_tokens, best.predicted)
-        assert forecast.break_even_alpha == best.break_even_alpha
+        best = max(row.by_k, key=lambda entry: entry.predicted)
+        assert (row.best_k, row.predicted) == (best.num_speculative_tokens, best.predicted)
+        assert row.break_even_alpha == best.break_even_alpha
 
 
 def test_the_live_loop_runs_at_the_best_predicted_k(scorecard):
@@ -413,3 +416,48 @@ def with_likely_rows(model):
         rows = torch.randn(8, module.weight.shape[1], generator=torch.Generator().manual_seed(3)) * 50
         module.weight = torch.nn.Parameter(torch.cat([module.weight.detach(), rows]))
     return model
+
+
+RESAMPLING = Resampling(confidence=0.95, num_resamples=100, seed=17)
+TIMES = StepTimes(target_s=20.0, draft_s=4.0, draft_two_s=5.0, verify_s={2: 22.0})
+
+
+def test_forecasts_by_measured_terms():
+    row, tau = forecast(GOOD, 2, TIMES), 10 / 7
+    assert row.predicted == pytest.approx(tau * 20 / (2 * 4 + 1 / 7 * (5 - 4) + 22))
+    assert row.break_even_alpha == break_even_alpha(2, TIMES)
+    assert speedup_row(GOOD, TIMES).by_k == (row,)
+
+
+def test_the_best_lookahead_is_chosen_by_measured_terms():
+    """Rounds keep one token each, however many are proposed; independent accepts at alpha 1 would keep all."""
+    counts = {g: count_trace([(0, 1), (2, 1)], num_tokens=4, num_speculative_tokens=g) for g in (1, 2)}
+    times = replace(TIMES, verify_s={1: 20.0, 2: 20.0})
+    record = speedup_row(replace(GOOD, responses=[ResponseScore(0, np.ones(4), 4.0, 4.0, 0, 0, counts)]), times)
+    assert (record.best_k, record.predicted) == (1, 2 * 20 / (4 + 1 * (5 - 4) + 20))
+    assert record.break_even_alpha == break_even_alpha(1, times)
+
+
+def test_time_of_the_live_loop_is_told_by_part_and_per_token():
+    steps = (
+        VerificationStep(0, 2, 2, 1, 1, draft_s=0.25, verify_s=0.5),
+        VerificationStep(2, 2, 1, 1, 1, draft_s=0.25, verify_s=1.0),
+    )
+    text = Decoded((7, 8, 9, 10), steps, prefill_s=0.125, decode_s=2.0)
+    live = [LiveResponse(text.token_ids, replace(text, steps=(), decode_s=3.0), text, 2, {LOOKUP: text})] * 2
+    agreement = compare_with_replay(live, [one.counts for one in live], is_greedy=True)
+    ways, how = dict.fromkeys((DRAFT, LOOKUP), LiveWay(None, 2)), {"predicted": 1.5, "resampling": RESAMPLING}
+    record = live_record("good", live, ways, agreement, temperature=0.0, **how)
+    assert record.plain == Spent(tokens=8, prefill_s=0.25, decode_s=6.0, ms_per_token=750)
+    spent = {"tokens": 8, "prefill_s": 0.25, "decode_s": 4.0, "ms_per_token": 500}
+    assert record.speculative == SpentByBoth(**spent, draft_s=1.0, verify_s=3.0)
+    assert record.agreement.loop == StepCounts(steps=4, accepted=4, proposed=6)
+
+
+def test_prompt_lookup_is_fastest_where_it_is_right_and_costs_a_plain_step_where_it_finds_nothing():
+    """The text repeats a, b, c: once it does, every looked-up token is accepted, so the longest step is the fastest."""
+    steps = replace(TIMES, verify_s={1: 20.0, 2: 22.0, 4: 26.0})
+    assert best_lookup([((1, 2, 3), (1, 2, 3) * 6)], steps, max_new_tokens=18) == 4
+    assert best_lookup([((1, 2), tuple(range(10, 28)))], steps, max_new_tokens=18) == 1  # nothing found: all are equal
+    wrong = ((5, 6, 5, 7, 5, 8), (5, 9, 5, 1, 5, 2, 5, 3))  # what follows 5 is always new
+    assert best_lookup([wrong], steps, max_new_tokens=8) == 1

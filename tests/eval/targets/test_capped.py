@@ -19,6 +19,7 @@ from architectures.pruning.prune import prune_checkpoint
 from architectures.requested_shape import ArchitectureConfig
 from architectures.settings import Holding
 from architectures.shapes import Shape
+from eval import large_targets
 from eval.large_targets import access_to, load_target
 from eval.replay import response_logits
 
@@ -112,3 +113,11 @@ def test_a_cap_that_kills_the_whole_target_lets_the_one_in_layers_say_and_be_cut
         assert layered.stdout.strip() == str([digest(response_logits(whole, *text)) for text in TEXTS])
         cut(whole, target, tmp_path / "whole")
     assert files(tmp_path / "layers") == files(tmp_path / "whole")
+
+
+def test_processes_of_a_machine_share_its_memory(monkeypatch):
+    monkeypatch.setattr(large_targets, "left_by_cgroup", lambda: 6000)
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    assert large_targets.free_bytes(torch.device("cpu")) == 6000
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")
+    assert large_targets.free_bytes(torch.device("cpu")) == 2000
