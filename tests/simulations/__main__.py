@@ -12,10 +12,8 @@ from pathlib import Path
 
 from architectures.console import Table, markdown, replace_between
 from architectures.manifest import git_commit
-from tests.simulations.acceptance import checkpoint_rows, difference_rows, rate_rows
-from tests.simulations.exams import exam_rows
+from tests.simulations.acceptance import checkpoint_rows, difference_rows, exam_rows, rate_rows, replay_rows
 from tests.simulations.latency import latency_rows, read_series
-from tests.simulations.live_replay import replay_rows
 from tests.simulations.prediction import prediction_rows
 from tests.simulations.prompts import UNEQUAL
 from tests.simulations.shares import Row
