@@ -10,14 +10,16 @@ import pytest
 
 import widedraft
 from architectures import manifest
+from architectures.compatibility import LABELS, check
 from architectures.errors import UserError
 from architectures.gguf_export import export_gguf
 from architectures.manifest import write_manifest
 from distill import stage_inputs
-from distill.check import check_recipe
+from distill.check import check_recipe, planned_pair, planned_shapes
+from distill.debug import debug_recipe, tiny_run
 from distill.recipe.recipe import load_recipe, save_recipe
 from distill.run import Run, target_record
-from distill.stage_inputs import generate_inputs
+from distill.stage_inputs import draft_inputs, generate_inputs
 from eval.prompts import load_prompts
 from eval.tasks import PromptSource
 from tests.rejections import rejects
@@ -297,3 +299,89 @@ def test_rows_that_the_template_rejects_are_named_before_any_stage(checked, tmp_
         checked(
             f"data.prompts=[{{path: {path}}}]", "data.malformed=skip", "data.max_seq_len=2", "data.num_eval_prompts=2"
         )
+
+
+ENGINES = "export.engines=[vllm, llama.cpp]"
+
+
+def test_a_reduced_vocabulary_that_can_be_exported_in_a_form_is_not_refused(checked):
+    small = load_recipe("demo.yaml", ["architecture.vocabulary={size: 260, from: responses}"])
+    pair = planned_pair(small, planned_shapes(small).draft)
+    for engine in LABELS:
+        assert next((each.what, each.is_fatal) for each in check(engine, pair)) == ("output head", False)
+
+
+def test_check_refuses_a_shape_that_an_engine_does_not_serve(checked, capsys):
+    words = ["check", "demo.yaml", ENGINES, "export.tensor_parallel=3", "run_dir=eagle-runs/demo"]
+    assert widedraft.main(words) == 2
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("export.engines: vLLM")]
+    assert [line.split(": ")[2] for line in lines] == ["tensor parallel", "tensor parallel", "name"]
+
+
+def test_naming_engines_makes_no_draft_stale(checked):
+    words = ((), (ENGINES, "export.tensor_parallel=2"), ("export.dtype=float32",))
+    plain, named, rounded = (draft_inputs(Run.of(load_recipe("demo.yaml", each))) for each in words)
+    assert plain == named != rounded
+
+
+def test_a_debug_run_is_for_no_engine(checked):
+    named = load_recipe("demo.yaml", [ENGINES, "export.tensor_parallel=4"])
+    target = planned_shapes(named).target
+    small = debug_recipe(named, tiny_run(named, target, target))
+    assert (small.export.engines, small.export.tensor_parallel) == ([], 1)
+
+
+OF_A_COMMAND = """\
+run_name: NAME
+target: {path: TARGET}
+architecture: {layers: 2, method: first_last}
+data: {prompts: [{path: prompts.jsonl}], num_eval_prompts: 2}
+"""
+
+
+@pytest.fixture
+def recipes(tmp_path, tiny_target, monkeypatch):
+    """The names of two recipes in the working folder."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("one", "two"):
+        Path(f"{name}.yaml").write_text(OF_A_COMMAND.replace("TARGET", str(tiny_target)).replace("NAME", name))
+    Path("prompts.jsonl").write_text("\n".join(json.dumps({"prompt": f"Count to {n}."}) for n in range(10)))
+    return ["one.yaml", "two.yaml"]
+
+
+def test_several_recipes_are_checked_each_under_its_heading(recipes, capsys):
+    assert widedraft.main(["check", *recipes, "architecture.layers=3", "one.yaml"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if line.startswith("==")] == ["== one.yaml", "== two.yaml"]
+    assert sum("3 layers" in line for line in lines) == 2
+
+
+def test_verbose_prints_a_row_per_stage(recipes, capsys):
+    lines = []
+    for options in ([], ["--verbose"]):
+        assert widedraft.main(["check", "one.yaml", *options]) == 0
+        lines.append([line for line in capsys.readouterr().out.splitlines() if line.startswith("memory ")])
+    assert [len(each) for each in lines] == [1, 3]
+
+
+def test_a_wrong_recipe_among_several_does_not_hide_the_others(recipes, capsys):
+    Path("one.yaml").write_text(Path("one.yaml").read_text().replace("layers: 2", "layers: 9"))
+    assert widedraft.main(["check", *recipes]) == 2
+    told = capsys.readouterr()
+    assert "2 layers" in told.out
+    assert told.err.splitlines()[0].startswith("architecture ")
+    last = told.err.splitlines()[-1]
+    assert last.startswith("1 of 2 ")
+    assert "one.yaml" in last
+
+
+def test_a_word_that_is_neither_recipe_nor_value_is_a_mistake_of_each(recipes, capsys):
+    assert widedraft.main(["check", *recipes, "seed"]) == 2
+    assert capsys.readouterr().err.count("command line: seed: ") == 2
+
+
+@pytest.mark.parametrize("command", ["run", "prune", "export", "eval", "choose", "cache"])
+def test_other_commands_take_one_recipe(command, recipes, capsys):
+    assert widedraft.main([command, *recipes, "seed=1"]) == 2
+    assert "two.yaml" in capsys.readouterr().err
+    assert not Path("runs").exists()

@@ -7,12 +7,16 @@ from torch.distributed.fsdp import fully_shard
 
 from architectures.shapes import Shape
 from distill.chunked_loss import ResponseLogits, logits_of
+from distill.data.batches import ResponseDataset, collate
 from distill.estimate import forward_flops, training_flops
 from distill.losses import build_objective, forward_kl
 from distill.metrics import KS, quantities_of_rows, responses_of
 from distill.model import DistillModel, HeldOut
 from distill.teacher import load_teacher
+from eval.decoding.sampling import Limits
+from eval.decoding.speculative import plain_decode, speculative_decode
 from eval.models import load_model
+from eval.responses import Trace
 
 LENGTHS, NUM_KEPT = (9, 5, 12), (4, 1, 7)
 OTHER_HEIGHT = {"rtol": 1e-5, "atol": 5e-5}  # float32: a product of more rows may sum in another order
@@ -115,13 +119,6 @@ def test_no_kept_token_gives_zero_loss_and_finite_gradients(model, batch):
     assert all(torch.count_nonzero(p.grad) == 0 for p in model.parameters() if p.grad is not None)
 
 
-def test_only_the_student_is_registered(model):
-    assert [name for name, _ in model.named_children()] == ["student"]
-    assert all(name.startswith("student.") for name in model.state_dict())
-    teacher = {id(parameter) for parameter in model.teacher.model.parameters()}
-    assert not teacher & {id(parameter) for parameter in model.parameters()}
-
-
 def test_training_leaves_the_teacher_alone(model, batch):
     before = [parameter.clone() for parameter in model.teacher.model.parameters()]
     model.train()
@@ -157,19 +154,6 @@ def test_an_evaluation_gives_every_metric_of_every_kept_token(monkeypatch, model
     for one, other in zip(found, expected, strict=True):
         for name in ("alpha", "match", "accept"):
             assert getattr(one, name) == pytest.approx(getattr(other, name), rel=1e-4)
-
-
-@pytest.mark.parametrize("size", [1, 5])
-def test_chunks_change_neither_loss_nor_gradients(monkeypatch, tiny_draft, tiny_target, batch, size):
-    found = []
-    for tokens in (100, size):
-        monkeypatch.setattr("distill.chunked_loss.chunk_size", lambda _, tokens=tokens: tokens)
-        model = build(tiny_draft, tiny_target)
-        loss = mean_loss(model, batch)
-        loss.backward()
-        found.append((loss.item(), torch.cat([p.grad.flatten() for p in model.parameters()])))
-    assert found[0][0] == pytest.approx(found[1][0], rel=1e-6)
-    assert (found[0][1] - found[1][1]).norm() < 1e-5 * found[0][1].norm()
 
 
 def test_tokens_alone_are_learned_without_asking_the_teacher(monkeypatch, tiny_draft, tiny_target, batch):
@@ -294,3 +278,46 @@ def test_chunks_work_where_the_head_belongs_to_a_sharded_module(monkeypatch, tmp
     assert loss.item() == pytest.approx(expected.item(), rel=1e-6)
     for name, parameter in whole.student.named_parameters():
         assert (found[name] - parameter.grad).norm() <= 1e-5 * parameter.grad.norm(), name
+
+
+PROMPT, RESPONSE = (5, 9, 70), (80, 11, 7, 200, 33, 2)
+
+
+def answered(response=RESPONSE):
+    trace = Trace(0, "a:1", (), PROMPT, response, "", "stop")
+    return collate(list(ResponseDataset([trace], max_seq_len=100)))
+
+
+@pytest.mark.parametrize("place", range(len(RESPONSE)))
+def test_the_loss_of_a_wrong_token_is_not_shifted_by_one(tiny_draft, tiny_target, place):
+    """The loss on one token alone is that of what both models say after the tokens before it, and no later ones."""
+    model, batch = build(tiny_draft, tiny_target), answered()
+    positions = batch["keep"][0].nonzero()[:, 0]
+    keep = torch.zeros_like(batch["keep"])
+    keep[0, positions[place]] = True
+    wrong = {**batch, "keep": keep}
+    assert batch["next_ids"][keep].tolist() == [RESPONSE[place]]
+    before = torch.tensor([[*PROMPT, *RESPONSE[:place]]])
+    said = [lm(before).logits[:, -1] for lm in (model.student.lm, model.teacher.model.lm)]
+    torch.testing.assert_close(model.loss(model(wrong), wrong), forward_kl(*said).sum())
+
+
+def test_multi_query_models_are_trained_and_decoded(make_checkpoint):
+    folders = [make_checkpoint(seed=seed, num_key_value_heads=1, num_hidden_layers=2) for seed in (1, 2)]
+    model, batch = build(*folders), answered()
+    model.loss(model(batch), batch).backward()
+    for name, parameter in model.student.lm.named_parameters():
+        assert parameter.grad is not None, name
+        assert parameter.grad.abs().sum() > 0, name
+    models = [load_model(folder, dtype="float32", device="cpu") for folder in folders]
+    prompts, limits = [[5], [9, 70, 4]], Limits(12)
+    decoded = speculative_decode(*models, prompts, limits=limits)
+    plain = plain_decode(models[0], prompts, limits=limits)
+    assert [text.token_ids for text in decoded] == [text.token_ids for text in plain]
+
+
+def test_responses_without_a_chat_template_are_trained_on(tiny_draft, tiny_target):
+    """Recorded as token ids, with no conversation at all: every response token is learned, no prompt token."""
+    model, batch = build(tiny_draft, tiny_target), answered()
+    assert batch["next_ids"][batch["keep"]].tolist() == list(RESPONSE)
+    assert model.loss(model(batch), batch).item() > 0

@@ -7,15 +7,19 @@ from pathlib import Path
 
 import pytest
 import torch
+from composer.loggers import LoggerDestination
 from transformers import AutoModelForCausalLM
 
 import distill.trainer
 from architectures.manifest import read_manifest, write_manifest
+from distill.pipeline import cache_stage
 from distill.process import end_on_sigterm
+from distill.recipe.sections import DistillConfig
+from distill.response_batches import read_responses
 from distill.run import Run
 from distill.stage_inputs import generate_inputs, prune_inputs, training_inputs
 from distill.train import main, train
-from distill.trainer import build_model, device_batch_size, microbatch_size
+from distill.trainer import build_model, device_batch_size, microbatch_size, shard_degree
 from eval import machine
 from eval.responses import read_traces
 from tests.distill.after_training import (
@@ -25,6 +29,7 @@ from tests.distill.after_training import (
     metrics,
     train_in_two_sessions,
 )
+from tests.distill.conftest import NUM_TRAIN
 from tests.rejections import rejects
 
 
@@ -251,3 +256,76 @@ def test_signals_are_handled_as_before_composers_import(monkeypatch, tmp_path):
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def divided(asked, processes, of_machine):
+    config = DistillConfig(device_train_microbatch_size=1, parallelism="hsdp", shard_degree=asked)
+    return shard_degree(config, processes, of_machine)
+
+
+DEGREES = [("auto", 16, 8, 8), (2, 4, 4, 2), (1, 3, 3, 1)]
+
+
+@pytest.mark.parametrize(("asked", "processes", "of_machine", "degree"), DEGREES)
+def test_auto_takes_those_of_a_machine(asked, processes, of_machine, degree):
+    assert divided(asked, processes, of_machine) == degree
+
+
+@pytest.mark.parametrize(("asked", "named"), [(3, [3, 4]), ("auto", ["auto", 3, 4])])
+def test_copies_of_unequal_size_are_refused(asked, named):
+    with rejects(*named):
+        divided(asked, 4, 3)
+
+
+STEPS = 3  # of an epoch: batches of 4, 4 and 2
+
+
+class Noted(LoggerDestination):
+    """Notes which sequences each batch held, as the texts of their ids."""
+
+    def __init__(self):
+        self.batches = []
+
+    def batch_end(self, state, logger):
+        rows = zip(state.batch["input_ids"].tolist(), state.batch["attention_mask"].sum(1).tolist(), strict=True)
+        self.batches.append([tuple(ids[:length]) for ids, length in rows])
+
+
+@pytest.fixture
+def batches_of(monkeypatch):
+    """batches_of(recipe) -> the sequences of every batch it is trained on."""
+
+    def trained(recipe):
+        noted, build = Noted(), distill.trainer.build_loggers
+        with monkeypatch.context() as patch:
+            patch.setattr(distill.trainer, "build_loggers", lambda *given: [*build(*given), noted])
+            train(recipe)
+        return noted.batches
+
+    return trained
+
+
+@pytest.mark.parametrize("duration", ["3ep", "8ba"])
+def test_each_epoch_reads_every_response_once_in_an_order_of_its_own(make_run, batches_of, duration):
+    recipe = make_run(max_duration=duration, eval_interval="1dur", teacher={"source": "none"})
+    batches = batches_of(recipe)
+    train_set, _ = read_responses(Run.of(recipe))
+    responses = sorted(example.input_ids for example in train_set.examples)
+    assert len(responses) == NUM_TRAIN
+    orders = [[row for batch in batches[first : first + STEPS] for row in batch] for first in range(0, 9, STEPS)]
+    whole = [order for order in orders if len(order) == NUM_TRAIN]
+    assert len(whole) == {"3ep": 3, "8ba": 2}[duration]
+    assert all(sorted(order) == responses for order in whole)
+    assert len({tuple(order) for order in orders}) == 3
+    assert len(set(orders[2])) == len(orders[2])  # also of an epoch that is cut short
+
+
+def test_the_orders_are_the_same_whatever_the_teacher(make_run, batches_of):
+    found = []
+    for source in ("live", "cache", "none"):
+        recipe = make_run(source, max_duration="2ep", eval_interval="1dur", teacher={"source": source})
+        if source == "cache":
+            cache_stage(Run.of(recipe))
+        found.append(batches_of(recipe))
+    assert len(found[0]) == 2 * STEPS
+    assert found[0] == found[1] == found[2]

@@ -11,8 +11,11 @@ import torch
 import distill.checkpoints.saving
 from distill.checkpoints.checkpoint_files import BEST_NAME, find_checkpoints
 from distill.checkpoints.folders import chosen_checkpoint, damage, newest_intact_checkpoint
+from distill.export import saved_models
 from distill.metrics import PooledOverResponses
+from distill.run import Run
 from distill.train import train
+from eval.models import load_model
 from tests.distill.after_training import changed, file_size_limit
 from tests.rejections import rejects
 
@@ -251,3 +254,22 @@ def test_only_the_disk_is_blamed_for_what_the_disk_did(make_run, monkeypatch):
     monkeypatch.setattr(torch, "save", fail)
     with rejects("something else", error=RuntimeError):
         train(recipe)
+
+
+def test_the_start_comes_first_and_every_checkpoint_with_what_it_had_read(make_run, capsys):
+    recipe = make_run(max_duration="2ba")
+    train(recipe)
+    run = Run.of(recipe)
+    first, *saved = saved_models(run)
+    assert (first.name, first.batches, first.tokens) == ("undistilled", 0, 0)
+    assert [each.batches for each in saved] == [1, 2]
+    assert 0 < saved[0].tokens < saved[1].tokens
+    begun, ended = first.open(), saved[-1].open()
+    init = load_model(run.init.path, dtype=recipe.eval.dtype)
+    assert torch.equal(begun.lm_head.weight, init.lm_head.weight)
+    draft = load_model(run.draft.path, dtype=recipe.eval.dtype)
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(ended.parameters(), draft.parameters(), strict=True))
+
+    find_checkpoints(run.checkpoints.path)[0].write_bytes(b"cut short")
+    assert [each.name for each in saved_models(run)] == ["undistilled", saved[-1].name]
+    assert saved[0].name in capsys.readouterr().err

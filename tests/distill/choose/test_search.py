@@ -7,16 +7,20 @@ from pathlib import Path
 import pytest
 
 from architectures.errors import UserError
+from distill import pipeline, train
 from distill.checkpoints.checkpoint_files import find_checkpoints
-from distill.choose.candidates import Candidate, ChooseSettings, candidates_of
-from distill.choose.search import in_play, measured_steps, trained_together, worth_training
-from distill.recipe.recipe import load_recipe
+from distill.choose import search
+from distill.choose.candidates import DEPTHS, Candidate, ChooseSettings, candidates_of
+from distill.choose.search import choose, in_play, measured_steps, trained_together, worth_training
+from distill.recipe.recipe import load_recipe, save_recipe
 from distill.run import Run
 from eval import scorecard
 from eval.intervals import Resampling
 from eval.speedup import Prospect, Ranked, prospect, step_times
 from tests.distill.run.test_progressive import TINY
 from tests.eval.records import latency
+from tests.rejections import rejects
+from tests.sharing import by_processes
 
 RESAMPLING = Resampling(0.95, 200, 17)
 
@@ -140,3 +144,167 @@ def test_a_search_that_was_stopped_goes_on_where_it_was(run_choose, tmp_path, ca
 def test_candidates_that_are_held_in_shards_are_trained_by_all_processes(recipe_file, words, together):
     recipe = load_recipe(recipe_file, [*TINY, "distill.device_train_microbatch_size=1", *words])
     assert trained_together(Run.of(recipe)) == together
+
+
+def asked(**values) -> ChooseSettings:
+    return ChooseSettings.model_validate({"recipe": Path("r.yaml"), **values}, strict=False)
+
+
+def names(found) -> list[str]:
+    return [each.name for each in found[0]]
+
+
+def test_depths_of_the_recipe(recipe, source, tmp_path):
+    found, out = candidates_of(recipe, source, asked(layers=(3, 1, 1)))
+    assert ([one.name for one in found], out) == (["1-layers", "3-layers"], [])
+    for one in found:
+        assert (one.shape.intermediate, one.shape.hidden) == (96, source.hidden)
+        assert one.recipe.run_dir == str(tmp_path / "out" / "choose" / one.name)
+        assert (one.recipe.data, one.recipe.distill, one.recipe.seed) == (recipe.data, recipe.distill, recipe.seed)
+        save_recipe(one.recipe, tmp_path / "one.yaml")
+        assert load_recipe(tmp_path / "one.yaml") == one.recipe
+    usual = [f"{depth}-layers" for depth in DEPTHS if depth < source.layers]
+    assert names(candidates_of(recipe, source, asked())) == usual
+
+
+def test_every_width_and_head_with_every_depth(recipe, source):
+    settings = asked(layers=(1, 2), hidden_sizes=("0.5x", "all"), vocabularies=("all", 260))
+    found, _ = candidates_of(recipe, source, settings)
+    bodies = ["1-layers-32-hidden", "1-layers", "2-layers-32-hidden", "2-layers"]
+    assert [one.name for one in found] == [name for body in bodies for name in (f"{body}-260-ids", body)]
+    assert {(one.shape.hidden, one.shape.head_rows) for one in found} == {(32, 260), (32, 264), (64, 260), (64, 264)}
+
+
+def test_key_value_heads_follow_heads(recipe, source):
+    found, _ = candidates_of(recipe, source, asked(layers=(1,), heads=(2, 4)))
+    assert [(one.shape.heads, one.shape.kv_heads) for one in found] == [(2, 1), (4, 2)]
+
+
+def test_no_candidate_is_larger_than_allowed(recipe, source):
+    [small, large], _ = candidates_of(recipe, source, asked(layers=(1, 2)))
+    bound = small.shape.parameters()
+    kept, [out] = candidates_of(recipe, source, asked(layers=(1, 2), max_parameters=bound))
+    assert ([one.name for one in kept], out.candidate) == ([small.name], large.name)
+    with rejects("1-layers"):
+        candidates_of(recipe, source, asked(layers=(1, 2), max_parameters=bound - 1))
+
+
+@pytest.mark.parametrize(
+    ("values", "named"),
+    [
+        ({"layers": (99,)}, "layers 99"),
+        ({"heads": (8,)}, "--heads 8"),
+        ({"vocabularies": (264,)}, "--vocabularies 264"),
+    ],
+)
+def test_sizes_that_cannot_be(recipe, source, values, named):
+    with rejects(named):
+        candidates_of(recipe, source, asked(**values))
+
+
+@pytest.mark.parametrize(("key", "value"), [("method", "learned_masks"), ("plan", "plan.json")])
+def test_recipes_with_one_shape_only(recipe, source, key, value):
+    of_one = recipe.architecture.model_copy(update={key: value})
+    with rejects(f"architecture.{key}"):
+        candidates_of(recipe.model_copy(update={"architecture": of_one}), source, asked(layers=(1,)))
+
+
+@pytest.mark.parametrize(
+    ("first", "longest", "lengths"),
+    [
+        ("100ba", None, ["100ba", "200ba", "400ba"]),
+        ("100ba", "100ba", ["100ba"]),
+        ("100ba", "300ba", ["100ba", "200ba", "300ba"]),
+        ("1_000tok", "4000tok", ["1_000tok", "2000tok", "4000tok"]),
+    ],
+)
+def test_training_runs_are_twice_as_long_each_time(first, longest, lengths):
+    assert asked(duration=first, longest=longest).lengths == lengths
+
+
+@pytest.mark.parametrize(
+    ("words", "flag"),
+    [
+        (("--longest", "99ba"), "--longest 99ba"),
+        (("--longest", "2ep"), "--longest 2ep"),
+        (("--duration", "soon"), "--duration"),
+        (("--untrained", "--out", "mine.yaml"), "--out"),
+        (("--out", "."), "--out ."),
+        (("--hidden-sizes", "2x"), "--hidden-sizes"),
+    ],
+)
+def test_mistakes_are_told_before_anything_is_measured(run_choose, tmp_path, capsys, words, flag):
+    assert run_choose(*words) == 2
+    assert flag in capsys.readouterr().err
+    assert not (tmp_path / "out" / "data").exists()
+
+
+LAYERS = (1, 2)
+
+
+@pytest.fixture
+def fatal() -> list[int]:
+    """The how-manieth training nobody ends."""
+    return []
+
+
+@pytest.fixture
+def trained(monkeypatch, trainings_begin_at_once, step_times, fatal) -> list[str]:
+    """Folders of the trainings that were begun; who begins the one that its fixture `fatal` names is killed."""
+    begun = list[str]()
+
+    def run_training(path: Path, *_: object) -> None:
+        begun.append(path.parent.name)
+        if len(begun) in fatal:
+            fatal.clear()
+            raise MemoryError("killed")
+        train.main([str(path)])
+
+    monkeypatch.setattr(pipeline, "run_training", run_training)
+    monkeypatch.setattr(train, "restore_signals", lambda: None)
+    return begun
+
+
+def found(recipe: Path) -> tuple[dict[str, bytes], object]:
+    """Weights of all candidates, and their acceptance."""
+    folder = recipe.parent / "out" / "choose" / "2ba"
+    weights = {path.parent.parent.name: path.read_bytes() for path in folder.glob("*/draft/model.safetensors")}
+    return weights, json.loads((folder / "eval" / "scorecard.json").read_text())["acceptance"]
+
+
+def choose_by_two(recipe: Path, *words: str, longest: str = "2ba") -> None:
+    settings = ChooseSettings(recipe=recipe, layers=LAYERS, duration="2ba", longest=longest)
+    by_processes(2, lambda share: choose(recipe, [*TINY, *words], settings, share))
+
+
+def test_a_lost_process_costs_the_training_it_was_at(recipe_file, trained, fatal):
+    fatal.append(2)
+    with pytest.raises(MemoryError):
+        choose_by_two(recipe_file)
+    assert len(trained) == 2
+    ended = trained[0]
+    trained.clear()
+    choose_by_two(recipe_file)
+    assert sorted(trained) == sorted(f"{layers}-layers" for layers in LAYERS if f"{layers}-layers" != ended)
+    resumed = found(recipe_file)
+    (recipe_file.parent / "out").rename(recipe_file.parent / "resumed")
+    trained.clear()
+    choose_by_two(recipe_file)
+    assert len(trained) == 2
+    assert found(recipe_file) == resumed
+
+
+@pytest.mark.usefixtures("trained")
+def test_longer_trainings_go_on_from_sharded_checkpoints(recipe_file, monkeypatch):
+    """As from whole ones; those of the shorter training stay."""
+    monkeypatch.setattr(search, "in_play", list)
+    words = ("distill.checkpoints=sharded", "distill.save_num_checkpoints_to_keep=1")
+    choose_by_two(recipe_file, *words, longest="4ba")
+    for layers in LAYERS:
+        shorter, longer = (
+            recipe_file.parent / "out" / "choose" / length / f"{layers}-layers" for length in ("2ba", "4ba")
+        )
+        lines = (longer / "logs" / "metrics.jsonl").read_text().splitlines()
+        assert min(json.loads(line)["batch"] for line in lines) >= 2
+        assert [path.name for path in find_checkpoints(shorter / "checkpoints")] == ["ep1-ba2"]
+        assert [path.name for path in find_checkpoints(longer / "checkpoints")] == ["ep3-ba4"]

@@ -1,19 +1,33 @@
 """What a push sends: every file, the card, the evidence; and what it refuses before anything is sent."""
 
 import json
+import random
+import re
 import shutil
+from contextlib import suppress
 
 import pytest
 from huggingface_hub import ModelCard
 from transformers import AutoModelForCausalLM
 
 import widedraft
+from architectures.errors import UserError
 from architectures.files import write_json
 from architectures.hub import read_config
 from architectures.manifest import fingerprint_checkpoint
 from architectures.target_files import read_generation_settings
 from distill.hub.publish import fit_context, lay_out_small_head
 from distill.recipe.recipe import load_recipe, save_recipe
+from eval.engines.certificate import (
+    Certificate,
+    Counted,
+    EngineRun,
+    Finding,
+    Speed,
+    TextRun,
+    read_certificates,
+    write_certificate,
+)
 from eval.report import read_run
 from tests.distill.publishing.conftest import BASE, write_dry
 from tests.rejections import rejects
@@ -262,3 +276,111 @@ def test_a_small_head_whose_tokenizer_cannot_be_cut_goes_without_that_form(finis
     file.write_text(json.dumps(json.loads(file.read_text()) | {"post_processor": frame}))
     assert "RobertaProcessing" in str(lay_out_small_head(draft, tmp_path / "out"))
     assert not (tmp_path / "out" / "own-tokenizer").exists()
+
+
+COUNTED = Counted(steps=2, proposed=6, accepted=4)
+TEXT = TextRun(prompt_ids=(1,), plain_ids=(2,), drafted_ids=(2,), plain_s=2.0, drafted_s=1.0, counted=COUNTED)
+
+
+def certificate(*, holds: bool) -> Certificate:
+    run = EngineRun(
+        engine="vllm",
+        version="0.32.0",
+        command="serve",
+        dtype="float32",
+        num_speculative_tokens=3,
+        max_new_tokens=64,
+        own=COUNTED,
+        texts=(TEXT,),
+    )
+    return Certificate(
+        run=run,
+        replay=COUNTED,
+        findings=(Finding(law="counts", holds=holds, detail=""),),
+        speed=Speed(plain_tokens_per_s=1.0, drafted_tokens_per_s=2.0, value=2.0, interval=(1.5, 2.5)),
+        hardware="a card",
+        created="2026-11-25T00:00:00+00:00",
+    )
+
+
+@pytest.fixture
+def prints(run, published_target):
+    return {"target": fingerprint_checkpoint(published_target), "draft": fingerprint_checkpoint(run / "draft")}
+
+
+@pytest.mark.parametrize(
+    ("holds", "told"),
+    [
+        (True, "2.00x [1.50, 2.50]"),
+        (False, "NOT CERTIFIED"),
+    ],
+)
+def test_a_certificate_beside_the_draft_goes_with_it_and_the_card_says_whether_it_holds(
+    run, prints, tmp_path, holds, told
+):
+    write_certificate(run / "draft", certificate(holds=holds), **prints)
+    write_dry(run, tmp_path / "out")
+    assert read_certificates(tmp_path / "out").engines["vllm"].holds is holds
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert told in card
+    assert ("Certified in" in card) is holds
+
+
+@pytest.mark.parametrize("role", ["target", "draft"])
+def test_a_certificate_of_other_models_is_refused(run, prints, tmp_path, role):
+    (tmp_path / "given").mkdir()
+    write_certificate(tmp_path / "given", certificate(holds=True), **{**prints, role: "another"})
+    with rejects(role):
+        write_dry(run, tmp_path / "out", certificates=(tmp_path / "given",))
+
+
+HOSTILE = (
+    "</td></table><script>x()</script>",
+    "<img src=x onerror=x()>",
+    "[here](http://bad.example)",
+    "|\n\n# Title\n\n```\nrm\n```",
+    "\n---\nlicense: mit\n---\n",
+    '"><svg onload=x()>',
+    "{{ 7 * 7 }}{% include '/etc/passwd' %}",
+)
+
+
+def texts(value, path=()):
+    """The place of every text in a JSON value."""
+    if isinstance(value, str):
+        yield path
+    for key, inner in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
+        yield from texts(inner, (*path, key))
+
+
+@pytest.fixture(scope="module")
+def scored(finished, tmp_path_factory):
+    """A run of its own, and its scorecard as it was written."""
+    run = tmp_path_factory.mktemp("hostile") / "run"
+    shutil.copytree(finished["whole"], run)
+    return run, (run / "eval" / "scorecard.json").read_text()
+
+
+def require_words(card, page):
+    """No markup of HOSTILE is any on the card, nor on the page; a template that is evaluated fails by itself."""
+    assert "<script>x()" not in card + page
+    assert "onerror=x()" not in re.sub(r"&lt;.*?&gt;", "", card + page)
+    assert "<svg onload" not in card + page
+    body = card.split("\n---\n", 2)[-1]
+    assert "](http://bad" not in body
+    assert not re.search(r"^# Title|^license: mit", card, re.MULTILINE)
+
+
+@pytest.mark.parametrize("seed", range(16))
+def test_markup_anywhere_in_a_scorecard_is_refused_or_stays_words(scored, tmp_path, seed):
+    run, text = scored
+    record, drawn = json.loads(text), random.Random(seed)
+    *way, last = drawn.choice(sorted(texts(record), key=str))
+    found = record
+    for key in way:
+        found = found[key]
+    found[last] = drawn.choice(HOSTILE)
+    (run / "eval" / "scorecard.json").write_text(json.dumps(record))
+    with suppress(UserError):
+        write_dry(run, tmp_path / "out")
+        require_words((tmp_path / "out" / "README.md").read_text(), (tmp_path / "out" / "report.html").read_text())

@@ -6,11 +6,14 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from composer.utils import get_free_tcp_port
 
+from architectures.errors import UserError
+from architectures.sharing import ALONE
 from distill import distributed
 from distill.board import PIECE_BYTES, StoreBoard
-from distill.distributed import joined, meeting_place
+from distill.distributed import joined, meeting_place, require_one_folder
 from distill.process import LostProcessError
 from tests.rejections import rejects
+from tests.sharing import by_processes
 
 WHOLE = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_PORT": "29500", "MASTER_ADDR": "127.0.0.1"}
 
@@ -74,3 +77,26 @@ def test_nobody_came_is_no_mistake_of_the_recipe(environment, monkeypatch):
     environment(MASTER_PORT=str(get_free_tcp_port()))
     with rejects(0, 2, error=LostProcessError):
         meeting_place(0, 2)
+
+
+def test_processes_that_see_one_folder_leave_nothing_in_it(tmp_path):
+    by_processes(3, lambda share: require_one_folder(share, tmp_path))
+    require_one_folder(ALONE, tmp_path / "absent")
+    assert not list(tmp_path.iterdir())
+
+
+def test_folders_of_the_same_name_on_two_machines_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(distributed, "SEEN_S", 0.0)
+    told = []
+
+    def work(share):
+        folder = tmp_path / ("other" if share.index == 2 else "first")
+        folder.mkdir(exist_ok=True)
+        with pytest.raises(UserError) as caught:
+            require_one_folder(share, folder)
+        told.append(str(caught.value))
+
+    by_processes(3, work)
+    assert len(told) == 3
+    assert all("process 2 of" in each for each in told)
+    assert not list(tmp_path.glob("*/*"))

@@ -14,7 +14,8 @@ from architectures.settings import schema_of
 from distill.recipe.recipe import Recipe, RecipeError, load_recipe, save_recipe
 from distill.recipe.reference import REFERENCE_PATH, SCHEMA_PATH, recipe_schema, schemas, write_reference
 from distill.recipe.sections import DataConfig, split_time
-from distill.run import recipe_hash
+from distill.run import Run, recipe_hash, target_record
+from distill.stage_inputs import configured_inputs
 from tests.distill.recipe_files import BASE
 from tests.rejections import rejects
 
@@ -215,3 +216,37 @@ def test_a_word_of_the_command_line_may_name_the_environment(write, tmp_path, mo
     assert recipe.distill.loggers == {"wandb": {"init_kwargs": {"api_key": "sk-123"}}}
     save_recipe(recipe, tmp_path / "saved.yaml")
     assert "sk-123" not in (tmp_path / "saved.yaml").read_text()
+
+
+RECIPE = """
+run_name: held
+target: {{path: {target}}}
+architecture: {{layers: 2, method: evenly_spaced}}
+data: {{prompts: [{{path: {target}/config.json}}]}}
+distill: {{teacher: {{source: cache}}}}
+"""
+
+
+@pytest.fixture
+def recipe_with(tiny_target, tmp_path):
+    def load(*words) -> Recipe:
+        file = tmp_path / "recipe.yaml"
+        file.write_text(RECIPE.format(target=tiny_target))
+        return load_recipe(file, [f"run_dir={tmp_path / 'run'}", *words])
+
+    return load
+
+
+def test_where_the_weights_are_moves_no_fingerprint_and_bits_do(recipe_with):
+    plain, layers, packed = recipe_with(), recipe_with("target.placement=layers"), recipe_with("target.bits=4")
+    assert recipe_hash(plain) == recipe_hash(layers) != recipe_hash(packed)
+    assert configured_inputs(plain) == configured_inputs(layers)
+    assert configured_inputs(packed) == {**configured_inputs(plain), "target.bits": 4}
+    assert target_record(layers.target) == target_record(plain.target)
+    assert target_record(packed.target)["bits"] == 4
+
+
+def test_a_cap_that_holds_no_layer_is_refused_before_a_stage_begins(recipe_with):
+    run = Run.of(recipe_with("target.placement=layers", "target.device_memory_gib=0.00001"))
+    with rejects("device_memory_gib", 1e-05):
+        run.begin()

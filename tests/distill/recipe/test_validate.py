@@ -3,9 +3,11 @@
 import pytest
 from pydantic import ValidationError
 
+from architectures.requested_shape import ArchitectureConfig, MasksConfig
 from distill.losses import LOSSES, Knowledge
 from distill.recipe.recipe import Recipe, RuleError
 from distill.recipe.validate import NOT_ONLINE
+from tests.rejections import rejects
 
 BASE = {
     "run_name": "demo",
@@ -139,3 +141,27 @@ def test_a_loss_needs_what_its_teacher_gives(loss, teacher):
 def test_all_broken_rules_are_reported_at_once():
     found = broken(text=TEXT, distill={"shard_degree": 2, "teacher": TOP_K, "temperature": 2.0})
     assert sorted(found) == ["distill.shard_degree", "distill.temperature", "text"]
+
+
+LEARNED = {"layers": 2, "method": "learned_masks"}
+
+
+@pytest.mark.parametrize(
+    ("architecture", "named"),
+    [
+        ({**LEARNED, "width_method": "flap"}, ("width_method", "learned_masks")),
+        ({**LEARNED, "scores": "s"}, ("scores", "learned_masks")),
+        ({**LEARNED, "source": "s"}, ("source", "learned_masks")),
+        ({"stages": [3, 2], "method": "learned_masks"}, ("stages", "learned_masks")),
+        ({"plan": "p.json", "method": "learned_masks"}, ("plan", "learned_masks")),
+        ({"layers": 2, "masks": {"mask_lr": 0.5}}, ("masks", "greedy")),
+    ],
+)
+def test_nothing_is_accepted_and_ignored(architecture, named):
+    with rejects(*named, error=ValidationError):
+        ArchitectureConfig.model_validate(architecture)
+
+
+def test_a_length_in_epochs_is_refused():
+    with rejects("max_duration", error=ValidationError):
+        MasksConfig.model_validate({"max_duration": "1ep"})

@@ -1,6 +1,6 @@
 """Trainings on responses that are written anew: what is learned, what is counted, and that nothing else decides it."""
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from types import SimpleNamespace
 
 import pytest
@@ -8,24 +8,40 @@ import torch
 from composer.devices import DeviceCPU
 
 import distill.trainer
+from distill.chunked_loss import ResponseLogits
 from distill.data.batches import Example, collate
-from distill.losses import forward_kl
+from distill.losses import LOSSES, LossTerm, build_objective, forward_kl
+from distill.model import DistillModel
 from distill.response_batches import read_responses
-from distill.rollouts import STUDENT_TOKENS, TEACHER_TOKENS, examples_of
+from distill.rollouts import (
+    COINS,
+    STUDENT_TOKENS,
+    TEACHER_TOKENS,
+    Generation,
+    RolloutPrompt,
+    examples_of,
+    generate_rollouts,
+    places_in,
+)
 from distill.run import Run
+from distill.teacher import Teacher
 from distill.train import train
 from distill.trainer import build_model, response_training
-from eval.decoding.sampling import Limits
-from eval.decoding.speculative import plain_decode
+from eval.decoding.sampling import Limits, Sampling, stream
+from eval.decoding.speculative import DecodingRequest, collected, decode_steps, plain_decode
 from eval.models import load_model
+from eval.responses import read_traces, write_shard
 from tests.distill.after_training import (
     assert_equal,
     assert_resumes,
+    changed,
     last_state,
     mean_gradients,
     metrics,
     relative_difference,
 )
+from tests.distill.conftest import MAX_SEQ_LEN
+from tests.distill.small_heads import VOCAB, cut_draft
 from tests.distill.two_processes import train_by
 
 UPDATE_RTOL = 1e-5  # of the norm: float32 sums in another order
@@ -219,3 +235,123 @@ def test_a_conversation_keeps_the_responses_before_the_new_one(started):
         assert len(example.input_ids) + 1 <= 30
     assert logged.metrics[TEACHER_TOKENS] == kept
     assert logged.metrics[STUDENT_TOKENS] == sum(example.num_kept for example in new) - kept
+
+
+BESIDE = {
+    "all losses, micro-batches": {
+        "loss": [{"name": name, "weight": 0.1} for name in LOSSES],
+        "device_train_microbatch_size": 1,
+    },
+    "temperature, packing, bfloat16": {
+        "loss": "forward_kl",
+        "temperature": 2.0,
+        "packing": True,
+        "precision": "amp_bf16",
+    },
+    "small head, unknown inputs": {"small": True, "unknown_inputs": 0.5},
+}
+ONE_STEP = {"max_duration": "1ba", "eval_interval": "1dur", "save_interval": "1dur"}
+
+
+def greedy_response(student, prompt_ids):
+    limits = Limits(min(25, MAX_SEQ_LEN - len(prompt_ids)), frozenset({2}))
+    wanted = DecodingRequest([prompt_ids], limits, Sampling(), target_vocab=VOCAB)
+    return collected(decode_steps([student], wanted), 1)[0].token_ids
+
+
+def generated_by_the_student(recipe):
+    """The data of a run, answered anew."""
+    run = Run.of(recipe)
+    student, folder = build_model(run, eval_tasks=()).student.lm.eval(), run.data.path
+    traces = [
+        replace(trace, response_ids=greedy_response(student, trace.prompt_ids))
+        for trace in read_traces(folder, "train")
+    ]
+    [path] = folder.glob("train-*.jsonl")
+    write_shard(path, [asdict(trace) for trace in traces])
+
+
+@pytest.mark.parametrize("beside", BESIDE)
+def test_the_update_is_that_of_a_training_on_the_same_responses(make_run, tiny_target, tiny_draft, tmp_path, beside):
+    settings = {**ONE_STEP, **BESIDE[beside]}
+    share = settings.pop("unknown_inputs", 0.0)
+    if settings.pop("small", False):
+        settings["init"] = cut_draft(tiny_target, tmp_path / "small")
+    ours, theirs = (make_run(name, **settings) for name in ("written", "given"))
+    ours, theirs = (
+        changed(recipe, unknown_inputs=share, **more) for recipe, more in ((ours, {"samples": "student"}), (theirs, {}))
+    )
+    generated_by_the_student(theirs)
+    train(ours)
+    train(theirs)
+    assert_equal(last_state(ours)["optimizers"], last_state(theirs)["optimizers"])
+    assert metrics(ours)[0]["loss/train/total"] == metrics(theirs)[0]["loss/train/total"]
+    assert metrics(ours)[0][STUDENT_TOKENS] > 0
+
+
+def test_a_teacher_in_shards_scores_what_the_student_writes(pair, make_run):
+    settings = {**ONE_STEP, "device_train_microbatch_size": 1, "samples": "student"}
+    alone, together = make_run("alone", **settings), make_run("together", **settings, teacher={"parallelism": "fsdp2"})
+    train(alone)
+    train_by(pair, together)
+    one, other = (metrics(recipe)[0] for recipe in (alone, together))
+    assert one[STUDENT_TOKENS] == other[STUDENT_TOKENS]
+    assert one["loss/train/total"] == pytest.approx(other["loss/train/total"], rel=1e-5)
+
+
+PROMPTS = [(5, 6, 7, 8, 9, 10, 11), (12,), (13, 14, 15)]
+SEEDS = [11, 2**63 - 5, 77]
+ROLLOUTS = [RolloutPrompt(prompt, seed, 7) for prompt, seed in zip(PROMPTS, SEEDS, strict=True)]
+GREEDY = Generation(Sampling(), frozenset({2}), 264)
+
+
+@pytest.fixture(scope="module")
+def models(make_translator):
+    """Student and teacher."""
+    folders = make_translator(seed=2, num_layers=2, num_decoder_layers=1), make_translator(seed=1)
+    return [load_model(folder, dtype="float32", device="cpu") for folder in folders]
+
+
+def next_logits(lm, prompt, response):
+    """logits_V of transformers behind a response so far."""
+    with torch.inference_mode():
+        ids = torch.tensor([[lm.config.decoder_start_token_id, *response]])
+        return lm(input_ids=torch.tensor([prompt]), decoder_input_ids=ids).logits[0, -1]
+
+
+def test_the_student_writes_what_plain_decoding_says(models):
+    student, _ = models
+    decoded = plain_decode(student, PROMPTS, limits=Limits(7, frozenset({2})))
+    assert [one.token_ids for one in generate_rollouts(student, None, ROLLOUTS, GREEDY, probability=1)] == [
+        one.token_ids for one in decoded
+    ]
+
+
+def test_both_read_what_was_written_whoever_wrote_it(models):
+    rollouts = generate_rollouts(*models, ROLLOUTS, GREEDY, probability=0.5)
+    for prompt, seed, written in zip(PROMPTS, SEEDS, rollouts, strict=True):
+        response, coins = [], stream(COINS, [seed], 7, torch.device("cpu"))[0]
+        for coin in coins[: len(written.token_ids)]:
+            response.append(int(next_logits(models[0 if coin < 0.5 else 1], prompt, response).argmax()))
+        assert list(written.token_ids) == response
+        assert written.by_student == int((coins[: len(response)] < 0.5).sum())
+
+
+def test_the_loss_sits_on_the_new_tokens(models):
+    """KL(teacher || student) of transformers' own logits, token by token."""
+    student, teacher = models
+    batch = collate([Example((*prompt, 30), 31, ((len(prompt) - 1, len(prompt) + 1),)) for prompt in PROMPTS])
+    places = places_in(batch, seed=3, batch_number=0)
+    responses = generate_rollouts(student, None, ROLLOUTS, GREEDY, probability=1)
+    new = collate([place.with_response(each.token_ids) for place, each in zip(places, responses, strict=True)])
+    assert [example.spans[0][0] + 1 for example in examples_of(new)] == new["prompt_len"][:, 0].tolist()
+    objective = build_objective([LossTerm(name="forward_kl")], temperature=1.0)
+    model = DistillModel(
+        ResponseLogits(student), Teacher(ResponseLogits(teacher)), objective=objective, cpu_bfloat16=False
+    )
+    expected = 0.0
+    for prompt, each in zip(PROMPTS, responses, strict=True):
+        for index in range(len(each.token_ids)):
+            logits = [next_logits(lm, prompt, each.token_ids[:index])[None] for lm in (student, teacher)]
+            expected += float(forward_kl(*logits, temperature=1.0).sum())
+    torch.testing.assert_close(float(model(new).detach()), expected, rtol=1e-4, atol=0)

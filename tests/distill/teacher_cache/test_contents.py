@@ -24,7 +24,7 @@ from distill.teacher_cache import (
     top_k_rows,
     uniform_numbers,
 )
-from tests.distill.teacher_cache.made import HIDDEN, INPUTS, SAMPLES, TOP_K, finish_into, read_all, settings_for
+from tests.distill.teacher_cache.conftest import HIDDEN, INPUTS, SAMPLES, TOP_K, finish_into, read_all, settings_for
 from tests.families import DECODER_ONLY
 from tests.rejections import rejects
 
