@@ -16,7 +16,7 @@ from distill import pipeline
 from distill import pipeline as stages
 from distill import process as exits
 from distill import process as interrupts
-from distill.process import end_on_sigterm, report_user_errors
+from distill.process import Process, end_on_sigterm, interrupt, report_user_errors, signals_kept
 
 ROOT = Path(__file__).parents[1]
 RECIPE = """\
@@ -396,3 +396,23 @@ def test_a_launcher_that_is_interrupted_too_does_not_change_what_is_said(monkeyp
         for number, handler in before.items():
             signal.signal(number, handler)
     assert capfd.readouterr().err == f"{interrupts.INTERRUPTED}\n"
+
+
+@pytest.mark.parametrize("ours", [True, False])
+def test_signals_are_answered_behind_an_import_as_before_it(monkeypatch, ours):
+    """The cache's stage imports Composer, which answers SIGTERM as a training does; other stages come behind it."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    monkeypatch.setattr(Process, "is_ours", ours)
+
+    def own(*_: object) -> None: ...
+
+    try:
+        signal.signal(signal.SIGTERM, own)
+        with signals_kept():
+            for number in before:
+                signal.signal(number, signal.SIG_IGN)
+        assert signal.getsignal(signal.SIGTERM) is own
+        assert signal.getsignal(signal.SIGINT) is (interrupt if ours else signal.default_int_handler)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

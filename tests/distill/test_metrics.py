@@ -121,16 +121,6 @@ def test_the_interval_surrounds_the_value_and_needs_six_responses():
     assert few.estimate.interval is None
 
 
-def test_each_of_several_tasks_has_metrics_of_its_own():
-    metrics = eval_metrics(["chat", "maths"])
-    for metric in metrics.values():
-        metric.update([response(1), response(0, 0), response(1, 1)], [0, 1, 0])
-    assert metrics["chat/alpha"].compute().item() == 0.5
-    assert metrics["maths/alpha"].compute().item() == 0
-    assert metrics["alpha"].compute().item() == pytest.approx(1.5 / 5)
-    assert len(metrics) == 3 * len(eval_metrics())
-
-
 def test_a_batch_is_split_into_its_responses():
     ids = torch.tensor([3, 0, 8, 1, 2])
     values = quantities_of_rows(logits(1), logits(2), ids, temperature=1.0)

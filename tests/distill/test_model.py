@@ -10,7 +10,7 @@ from distill.chunked_loss import ResponseLogits, logits_of
 from distill.data.batches import ResponseDataset, collate
 from distill.estimate import forward_flops, training_flops
 from distill.losses import build_objective, forward_kl
-from distill.metrics import KS, quantities_of_rows, responses_of
+from distill.metrics import KS, eval_metrics, quantities_of_rows, responses_of
 from distill.model import DistillModel, HeldOut
 from distill.teacher import load_teacher
 from eval.decoding.sampling import Limits
@@ -168,7 +168,9 @@ def test_responses_count_for_the_task_of_their_prompt(model, batch):
     outputs, metrics = model.eval_forward(batch), model.get_metrics(is_train=False)
     for metric in metrics.values():
         model.update_metric(batch, outputs, metric)
+    assert len(metrics) == 3 * len(eval_metrics())
     alphas = {name: metrics[name].compute().item() for name in ("alpha", "chat/alpha", "maths/alpha")}
+    assert alphas["alpha"] == pytest.approx(np.concatenate([each.alpha for each in outputs]).mean())
     assert alphas["chat/alpha"] == pytest.approx(np.concatenate([outputs[0].alpha, outputs[2].alpha]).mean())
     assert alphas["maths/alpha"] == pytest.approx(outputs[1].alpha.mean())
 

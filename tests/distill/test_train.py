@@ -1,8 +1,10 @@
 """Training as a whole, in this process: what it learns, and that how it is cut up does not change what it learns."""
 
 import json
+import platform
 import shutil
 import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -30,6 +32,7 @@ from tests.distill.after_training import (
     train_in_two_sessions,
 )
 from tests.distill.conftest import NUM_TRAIN
+from tests.processes import run
 from tests.rejections import rejects
 
 
@@ -329,3 +332,28 @@ def test_the_orders_are_the_same_whatever_the_teacher(make_run, batches_of):
         found.append(batches_of(recipe))
     assert len(found[0]) == 2 * STEPS
     assert found[0] == found[1] == found[2]
+
+
+SCRIPT = """
+import resource, torch
+from distill.trainer import keep_freed_memory
+def step():
+    rows = [torch.ones(10 << 20) for _ in range(3)]  # 40 MiB each, which glibc never keeps by itself
+    return sum(float(row[0]) for row in rows)
+def pages():  # of each three steps
+    for _ in range(6):
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        for _ in range(3):
+            step()
+        yield resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+given_back = min(pages())
+assert keep_freed_memory()
+print(given_back, *pages())
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="of glibc alone")
+def test_steps_after_the_first_ask_for_hardly_any_memory():
+    given_back, *kept = map(int, run([sys.executable, "-c", SCRIPT], check=True).stdout.split())
+    assert min(kept[1:]) < given_back / 10  # a fragmented heap still grows in some steps
+    assert sum(kept) < 2 * given_back  # without it, six times as much

@@ -34,6 +34,7 @@ from eval.latency import (
     untrained_models,
     warm_up,
 )
+from eval.machine import usable_cores
 from eval.models import load_model
 from eval.scorecard_schema import TARGET, read_grid_file
 from tests.eval.decoding.stand_ins import watched_maker
@@ -392,3 +393,10 @@ def test_a_grid_of_other_drafts_than_its_models_is_no_grid(target_folder, noisy_
 def test_flags_that_mean_nothing_for_a_grid_are_rejected(target_folder, capsys, words, flag):
     assert run_grid("--target", target_folder, *words) == 2
     assert flag in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("limit", "most"), [("max 100000", None), ("150000 100000", 1)])
+def test_the_quota_of_a_container_limits_cores(tmp_path, limit, most):
+    path = tmp_path / "cpu.max"
+    path.write_text(limit)
+    assert usable_cores(path) <= (most or usable_cores(tmp_path / "absent"))

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.simulations import latency
+from tests.simulations import halving, latency
 from tests.simulations.__main__ import BEGIN, END, RESULTS, with_table
 from tests.simulations.acceptance import checkpoint_rows, difference_rows, rate_rows
+from tests.simulations.halving import Outcome, halving_outcomes
 from tests.simulations.latency import latency_rows, read_series
 from tests.simulations.prediction import prediction_rows
 from tests.simulations.prompts import UNEQUAL
@@ -140,3 +141,38 @@ def test_no_decision_is_wrong_more_often_than_it_says():
             assert row.share <= row.nominal + 3 * row.error, row
         if row.what.startswith("benchmark, ") and "1.2x" in row.what and "ten times" not in row.size:
             assert row.share >= 0.8, row
+
+
+BENCHMARKS = Path(__file__).parents[2] / "docs" / "benchmarks.md"
+RULE = "better half and rivals"
+
+
+@pytest.fixture(scope="module")
+def outcomes():
+    record = json.loads((RESULTS / "halving.json").read_text(encoding="utf-8"))
+    return {(each.layer_cost, each.rule): each for each in (Outcome(**one) for one in record["outcomes"])}
+
+
+def test_the_table_of_halving_is_that_of_its_results(outcomes):
+    text = BENCHMARKS.read_text(encoding="utf-8")
+    assert halving.with_table(text, outcomes.values()) == text
+    assert text.index(halving.BEGIN) < text.index(halving.END)
+
+
+def test_halving_takes_about_half_the_batches_and_loses_hardly_more_than_training_all(outcomes):
+    for layer_cost in halving.LAYER_COSTS:
+        ours, everybody = outcomes[layer_cost, RULE], outcomes[layer_cost, "all"]
+        assert ours.batches < 0.6
+        assert everybody.batches == 1
+        assert everybody.dropped == 0
+        assert ours.lost <= everybody.lost + 0.005
+        assert ours.dropped < outcomes[layer_cost, "rivals"].dropped
+
+
+def test_a_short_simulation_finds_the_same(monkeypatch, outcomes):
+    monkeypatch.setattr(halving, "LAYER_COSTS", (0.03,))
+    series = read_series(RESULTS / "step_times.json")
+    short = {each.rule: each for each in halving_outcomes(series, 4, seed=1)}
+    assert short["all"].dropped == 0
+    assert abs(short[RULE].batches - outcomes[0.03, RULE].batches) < 0.1
+    assert short[RULE].lost < 0.1

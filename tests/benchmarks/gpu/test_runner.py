@@ -1,15 +1,19 @@
 """A stage ends as it ends, within its time, and what it had measured by then is kept."""
 
 import json
+import re
 import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from benchmarks.gpu import __main__ as runner
+from benchmarks.gpu import machine, stage
 from benchmarks.gpu import record as record_module
 from benchmarks.gpu.__main__ import main, read_rows, require_device, require_torch, run_stage
 from benchmarks.gpu.record import with_earlier
+from benchmarks.gpu.stage import SkippedError, attempt_rows, lack_of_memory, number_type
 from benchmarks.gpu.stages import STAGES, Listed
 from tests.rejections import rejects
 
@@ -168,3 +172,45 @@ def test_rows_that_belong_together_are_made_whole():
     rows = [{"what": "trained"}]
     assert with_earlier("draft", rows, earlier({"what": "other"})) == rows
     assert with_earlier("steps", rows, None) == rows
+
+
+GIB = 2**30
+
+
+def test_memory_is_asked_for_with_a_tenth_to_spare(setting, monkeypatch):
+    monkeypatch.setattr(stage, "free_bytes", lambda _device: 10 * GIB)
+    assert lack_of_memory(setting, 9 * GIB, "a cell") is None
+    assert re.findall(r"[\d.]+ GiB", lack_of_memory(setting, 9 * GIB + 1, "a cell")) == ["9.0 GiB", "10.0 GiB"]
+    monkeypatch.setattr(stage, "free_bytes", lambda _device: None)
+    assert lack_of_memory(setting, 10**15, "a cell") is None
+
+
+def test_without_bfloat16_numbers_are_float32(setting, monkeypatch):
+    monkeypatch.setattr(stage, "has_bfloat16", lambda: False)
+    assert number_type(setting.device) == torch.float32
+    first, *peaks = machine.rows(setting)
+    assert first["dtype"] == "float32"
+    assert [row["dtype"] for row in peaks] == ["float32"]
+
+
+def test_a_gpu_without_bfloat16_instructions_does_not_pretend(monkeypatch):
+    asked = []
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **how: bool(asked.append(how)))
+    assert number_type(torch.device("cuda:0")) == torch.float32
+    assert asked == [{"including_emulation": False}]
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome"),
+    [
+        (torch.cuda.OutOfMemoryError("80 GB\nare gone"), {"skipped": "OutOfMemoryError: 80 GB are gone"}),
+        (SkippedError("no target"), {"skipped": "no target"}),
+        (ZeroDivisionError("x"), {"failed": "ZeroDivisionError: x"}),
+    ],
+)
+def test_what_was_measured_before_an_error_is_kept(error, outcome):
+    def measure():
+        yield {"cell": 1, "ms": 2.0}
+        raise error
+
+    assert list(attempt_rows({"cell": 1}, measure)) == [{"cell": 1, "ms": 2.0}, {"cell": 1} | outcome]

@@ -5,11 +5,14 @@ Shape suffixes used in this file:
 """
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
 
-from distill.online.learning import GUARD_LEVEL, are_below_zero, is_worse
+from distill.online.learning import GUARD_LEVEL, RequestFeed, are_below_zero, is_worse
+from distill.online.serving import Journal
+from distill.recipe.sections import OnlineConfig
 
 RUNS, CHECKS, REQUESTS = 1500, 75, 32
 LAWS = {
@@ -61,3 +64,43 @@ def test_the_same_loss_everywhere_is_told_and_the_same_gain_is_not():
 def test_of_few_requests_nothing_is_told(requests, told):
     """Ten agree by accident in 1 of 1,024 cases, which is less often than 0.001."""
     assert is_worse([0.25] * requests, [0.5] * requests) is told
+
+
+@dataclass
+class Requests:
+    """No requests, with a journal."""
+
+    journal: Journal
+
+
+def feed_of(tmp_path, monkeypatch, *, batches, batch_size, seed=3):
+    """A feed that keeps six requests."""
+    monkeypatch.setattr("distill.online.learning.BUFFER_SIZE", 6)
+    stream = {"sources": [{"path": "x.jsonl"}]}
+    online = OnlineConfig.model_validate({"stream": stream, "update_interval": 2, "steps_per_update": 1})
+    feed = RequestFeed(Requests(Journal(tmp_path, 0, 1, 2)), online, seed=seed, batch_size=batch_size)
+    feed.batches = batches
+    return feed
+
+
+def test_a_step_fills_up_with_the_newest_requests(tmp_path, monkeypatch):
+    def draw(batches, batch_size):
+        return feed_of(tmp_path, monkeypatch, batches=batches, batch_size=batch_size).draw_old(9)
+
+    assert draw(7, 99) == [14, 15, 16, 17]  # 18 and 19 are new
+    assert len(draw(7, 5)) == 3
+    assert draw(7, 5) == draw(7, 5)
+    assert len({tuple(draw(step, 4)) for step in range(20)}) > 1
+    assert draw(0, 2) == []
+    assert feed_of(tmp_path, monkeypatch, batches=0, batch_size=8).draw_old(0) == []
+
+
+def test_requests_outside_the_buffer_are_not_needed(tmp_path, monkeypatch):
+    feed = feed_of(tmp_path, monkeypatch, batches=0, batch_size=2)
+    assert [feed.first_kept(updates) for updates in (0, 3, 4, 10)] == [0, 0, 2, 14]
+
+
+def test_processes_share_a_stream_without_overlap(tmp_path):
+    shares = [Journal(tmp_path, rank, 2, 4) for rank in range(2)]
+    assert [share.of_update(1) for share in shares] == [[4, 6], [5, 7]]
+    assert sorted(n for share in shares for u in range(3) for n in share.of_update(u)) == list(range(12))

@@ -1,4 +1,4 @@
-"""Progress of loops: a bar on a terminal, lines elsewhere."""
+"""The console: tables and text as a terminal and Markdown have them, and the progress of loops."""
 
 import re
 import shutil
