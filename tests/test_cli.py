@@ -1,4 +1,4 @@
-"""The command line: stages, exit codes, messages, and how fast it responds."""
+"""The command line: stages, exit codes, messages, signals, hostile words, and how fast it responds."""
 
 import errno
 import json

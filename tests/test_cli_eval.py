@@ -1,4 +1,4 @@
-"""The command line: scoring any pair on any prompts, without a recipe."""
+"""The command line: scoring any pair on any prompts, or a draft on recorded responses, without a recipe."""
 
 import json
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Pages name tests there are, and show what commands print."""
+"""Pages name tests, commands, flags and keys there are, and show what commands print."""
 
 import argparse
 import re

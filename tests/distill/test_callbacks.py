@@ -1,4 +1,4 @@
-"""Gradient norms, times of steps by phase, and the profile of one step."""
+"""What a training logs, and where: gradient norms, times of steps by phase, metrics, and the profile of one step."""
 
 import gzip
 import json

@@ -1,4 +1,4 @@
-"""Memory, steps and hours: formulas against what torch keeps, and against values worked out by hand."""
+"""Memory, steps, FLOPs and hours: formulas against what torch keeps and counts, and against values by hand."""
 
 from contextlib import nullcontext
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Training a draft whose head says some ids alone, from <run>/init to <run>/draft, and what is refused on the way."""
+"""Training a draft whose head says some ids alone, also shown unknown inputs, from <run>/init to <run>/draft."""
 
 import json
 import shutil

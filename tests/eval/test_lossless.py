@@ -1,4 +1,4 @@
-"""The lossless checks pass a sound pair, and fail a faulty decoder and inflated acceptance."""
+"""The lossless checks pass a sound pair, fail a faulty decoder and inflated acceptance, and believe few near ties."""
 
 from functools import partial
 

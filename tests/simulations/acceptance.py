@@ -1,4 +1,4 @@
-"""Intervals and tests over prompts: alpha, tau, differences of drafts, checkpoints of a training."""
+"""Intervals and tests over prompts: alpha, tau, differences, checkpoints, right responses, and live steps."""
 
 import re
 from collections.abc import Callable, Iterator, Sequence

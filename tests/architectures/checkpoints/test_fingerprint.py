@@ -1,4 +1,4 @@
-"""Fingerprints notice any byte of what makes a model, and nothing else."""
+"""Fingerprints notice any byte of what makes a model; manifests tell by them whether an artifact is current."""
 
 import shutil
 import subprocess

@@ -1,4 +1,4 @@
-"""generation_config.json: read or refused, and written for transformers without touching what the target says."""
+"""What a draft has from its target: files byte for byte, and generation_config.json, read, refused and written."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""Every family with its head cut to some ids: logits are the uncut draft's at these ids, whatever else is cut."""
+"""Heads cut to some ids, in every family: logits at these ids; the unknown row; rows for a target's vocabulary."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""Files and folders are whole or absent."""
+"""Files and folders are whole or absent, read or named, and hold no secret; `auto` dtypes are the machine's."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""GGUF import: the folder is the de-quantised model, bit for bit, with its tokenizer and its settings."""
+"""GGUF import: the folder is the de-quantised model, bit for bit, with its tokenizer and settings; or it is refused."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Shape against transformers' own models on the meta device, torch's flop counter, and the literature's table."""
+"""Shapes against transformers, torch's flop counter and the literature; what engines serve; tiny ones of them."""
 
 import json
 from dataclasses import replace

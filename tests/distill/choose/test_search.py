@@ -1,4 +1,4 @@
-"""Shapes that cannot pay stay untrained, those in play train on, and a recipe is the winner."""
+"""Which shapes are candidates, which stay untrained, those in play train on, also by two; a recipe is the winner."""
 
 import json
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""From responses to batches: what is kept, what is marked, what is counted.
+"""From responses to batches: what is kept, marked and counted, how wide rows are, and who makes them ahead.
 
 Shape suffixes: B = sequences, T = tokens.
 """

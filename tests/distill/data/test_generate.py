@@ -1,4 +1,4 @@
-"""Training data: which prompts are held out, what is counted, what is refused."""
+"""Training data: which prompts are held out, what is counted and refused, and how several jobs share the work."""
 
 import json
 from pathlib import Path

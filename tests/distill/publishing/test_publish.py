@@ -1,4 +1,4 @@
-"""What a push sends: every file, the card, the evidence; and what it refuses before anything is sent."""
+"""What a push sends: files, card, evidence, certificates; and what it refuses before anything is sent."""
 
 import json
 import random

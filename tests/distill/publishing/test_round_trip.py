@@ -1,4 +1,4 @@
-"""A run's draft pushed to a stand-in of the hub, pulled back and decoded; and a recipe whose target is on the hub."""
+"""Folders and drafts pushed to a stand-in of the hub and pulled back; and a recipe whose target is on the hub."""
 
 import json
 import traceback

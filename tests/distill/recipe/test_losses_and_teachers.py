@@ -1,4 +1,4 @@
-"""Every loss beside every teacher, as one table: it is learned, or refused, and for which reason.
+"""Every loss beside every teacher, as one table; what a teacher fills in, and the bytes it takes.
 
 Shape suffixes: A = response tokens, V = vocabulary entries.
 """

@@ -1,4 +1,4 @@
-"""Every rule between two keys of a recipe: what breaks it is reported under the key to change, and nothing else is."""
+"""Every rule between keys of a recipe: what breaks it is reported under the key to change, and nothing else is."""
 
 import pytest
 from pydantic import ValidationError

@@ -1,4 +1,4 @@
-"""Responses by the student alone, and by a coin at every token: the texts, whose tokens they are, what decides them."""
+"""Responses by the student alone, or by a coin at every token: which, the texts, whose tokens they are."""
 
 import random
 from functools import cache

@@ -1,4 +1,4 @@
-"""When work is current, when it is refused, and what is launched: on a run folder with manifests, nothing trained."""
+"""When work is current, when it is refused, what changed is named, and what is launched; nothing is trained."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""Sequences drawn by the weights of a mixture: alike on every process, continued from any batch."""
+"""Sequences drawn by the weights of a mixture: alike on every process, continued from any batch; and its rules."""
 
 import json
 import math

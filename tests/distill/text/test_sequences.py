@@ -1,4 +1,4 @@
-"""Text of a domain: packed without a gap, held out at its head, read again from any place, refused by name."""
+"""Text of a domain: packed, held out at its head, read again from any place, refused by name, hostile or not."""
 
 import gzip
 import json

@@ -1,4 +1,4 @@
-"""A small vocabulary through the stages of a run: which ids, in which order, when they are made again or refused."""
+"""A small vocabulary in a recipe and through the stages of a run: which ids, of what, made again when, or refused."""
 
 import json
 import shutil

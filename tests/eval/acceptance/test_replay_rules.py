@@ -1,4 +1,4 @@
-"""What each acceptance rule makes of two models' logits, against plain references in float64."""
+"""What each acceptance rule makes of two models' logits, against float64; and the bins that hold every token once."""
 
 from dataclasses import replace
 

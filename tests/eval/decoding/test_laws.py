@@ -1,4 +1,4 @@
-"""Speculative decoding is lossless: in distribution, token for token where it can be, row by row in any batch."""
+"""Speculative decoding is lossless by any draft, and by lookup: in distribution, token for token, row by row."""
 
 import dataclasses
 from typing import Any

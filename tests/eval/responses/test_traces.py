@@ -1,4 +1,4 @@
-"""Responses on disk: what they say, and that a killed run ends in the same bytes."""
+"""Responses on disk: what they say, and that a killed run and several processes end in the same bytes."""
 
 import dataclasses
 import json

@@ -1,4 +1,4 @@
-"""Scores of a target's parts have the bits of the whole target's, wherever its weights are."""
+"""Scores of a target's parts, and scorecards of it, are those of the whole target wherever its weights are."""
 
 import numpy as np
 import pytest

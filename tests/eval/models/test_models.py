@@ -1,4 +1,4 @@
-"""Model folders that are damaged, foreign or hostile are refused with one message when they are opened for decoding."""
+"""Model folders are opened whole, or refused with one message: damaged, foreign, hostile, or of another tokenizer."""
 
 import json
 import os

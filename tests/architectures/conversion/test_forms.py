@@ -1,4 +1,4 @@
-"""Form whole: an ordinary folder that proposes greedily what the small head proposes."""
+"""Forms of a draft: whole proposes what the small head proposes, own-tokenizer has one token for all others."""
 
 import json
 import shutil
