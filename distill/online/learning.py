@@ -99,7 +99,7 @@ class RequestFeed(IterableDataset[Batch]):
                     return
             old = self.draw_old(update)
             self.batches += 1
-            yield batch_of([*self.interval, *self.journal.read(old)], self.online.positions)
+            yield batch_of([*self.interval, *self.journal.read(old)])
 
     def first_kept(self, updates: int) -> int:
         """Return the oldest request in the buffer after some updates, as an index among this process's requests."""
@@ -131,13 +131,10 @@ TOO_SHORT = (
 )
 
 
-def batch_of(served: Sequence[serving.Served], positions: serving.Positions) -> Batch:
-    """Collate requests, right-padded, with hidden states as in CachedResponses; `keep` marks trained positions."""
-    states = [each.states(positions) for each in served]
-    return {
-        **collate([each.example(positions) for each in served]),
-        PREFIX + "hidden": pad_sequence(states, batch_first=True),
-    }
+def batch_of(served: Sequence[serving.Served]) -> Batch:
+    """Collate requests, right-padded, with hidden states as in CachedResponses."""
+    states = [each.hidden_AH for each in served]
+    return {**collate([each.example for each in served]), PREFIX + "hidden": pad_sequence(states, batch_first=True)}
 
 
 def count_tokens(batch: Mapping[str, Tensor]) -> dict[str, int]:

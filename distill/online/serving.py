@@ -27,7 +27,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import torch
@@ -54,7 +53,6 @@ from eval.replay import Accepts, replay_response, response_logits, rule_name
 from eval.responses import Trace, read_traces
 from eval.stream import open_stream
 
-Positions = Literal["rejected", "all"]
 FIX = "Delete the run's directory `online`, and resume training from its last checkpoint."
 
 
@@ -92,32 +90,24 @@ class Served:
     """A response of the target with the data for training on it.
 
     Attributes:
-        mistakes: Indices in the response at which a drafted token was rejected. Bonus tokens of fully accepted
-            verification steps are not included: nothing was drafted there.
         hidden_AH: Input of the target's head that produced each token of the response.
     """
 
     record: RequestRecord
     prompt_ids: tuple[int, ...]
-    mistakes: tuple[int, ...]
     hidden_AH: Tensor
 
     @property
     def response_ids(self) -> tuple[int, ...]:
         return self.record.response_ids
 
-    def places(self, positions: Positions) -> Sequence[int]:
-        return self.mistakes if positions == "rejected" else range(len(self.response_ids))
-
-    def example(self, positions: Positions) -> Example:
-        """Return a training example: token i of the response is predicted at the position of the token before it."""
+    @property
+    def example(self) -> Example:
+        """The training example: token i of the response is predicted at the position of the token before it."""
         *input_ids, last_id = (*self.prompt_ids, *self.response_ids)
         before = len(self.prompt_ids) - 1
-        spans = tuple((before + place, before + place + 1) for place in self.places(positions))
+        spans = ((before, before + len(self.response_ids)),)
         return Example(tuple(input_ids), last_id, spans, begins=len(self.prompt_ids))
-
-    def states(self, positions: Positions) -> Tensor:
-        return self.hidden_AH[list(self.places(positions))]
 
 
 def read_served(path: Path) -> Served:
@@ -125,8 +115,7 @@ def read_served(path: Path) -> Served:
     try:
         with safe_open(path, framework="pt") as file:
             record = RECORD.validate_json((file.metadata() or {})["record"])
-            prompt_ids, mistakes = (tuple(file.get_tensor(name).tolist()) for name in ("prompt_ids", "mistakes"))
-            return Served(record, prompt_ids, mistakes, file.get_tensor("hidden"))
+            return Served(record, tuple(file.get_tensor("prompt_ids").tolist()), file.get_tensor("hidden"))
     except (SafetensorError, OSError, KeyError, ValidationError) as error:
         raise UserError(f"{path}: damaged ({error}). {FIX}") from error
 
@@ -182,8 +171,8 @@ class Journal:
         record = json.dumps(asdict(served.record), ensure_ascii=False)
         with self.records_file.open("a", encoding="utf-8") as file:
             file.write(record + "\n")
-        ids = {name: torch.tensor(getattr(served, name), dtype=torch.int64) for name in ("prompt_ids", "mistakes")}
-        tensors = {**ids, "hidden": served.hidden_AH.contiguous()}
+        ids = torch.tensor(served.prompt_ids, dtype=torch.int64)
+        tensors = {"prompt_ids": ids, "hidden": served.hidden_AH.contiguous()}
         write_bytes(save(tensors, metadata={"record": record}), self.path(served.record.request))
 
     def read(self, requests: Iterable[int]) -> list[Served]:
@@ -337,8 +326,7 @@ class DraftReplay:
             seconds=None,
             response_ids=recorded.response_ids,
         )
-        mistakes = tuple(start + accepted for start, proposed, accepted in steps if accepted < proposed)
-        return Served(record, recorded.prompt_ids, mistakes, recorded.hidden_AH)
+        return Served(record, recorded.prompt_ids, recorded.hidden_AH)
 
 
 def steps_along(accepted_A: Sequence[bool], *, num_speculative_tokens: int) -> list[tuple[int, int, int]]:
@@ -448,14 +436,11 @@ class OnlineServer:
         wanted = DecodingRequest([request.prompt_ids], limits, self.sampling, Speculation(self.num_speculative_tokens))
         seeds, row_seeds = Seeds.of(self.seed), [row_seed(request.number)]
         token_ids: list[int] = []
-        mistakes: list[int] = []
         states: list[Tensor] = []
         steps = []
         for step in decode_steps([self.target, self.draft], wanted, seeds=seeds, row_seeds=row_seeds):
             if isinstance(step, Emitted):
                 token_ids += step.token_ids
-                if step.rejected is not None:
-                    mistakes.append(len(token_ids) - 1)
                 states.append(self.noted_TH[: len(step.token_ids)].cpu())
             else:
                 steps = step[1].steps
@@ -473,7 +458,7 @@ class OnlineServer:
             seconds=end_s - begin_s,
             response_ids=tuple(token_ids),
         )
-        return Served(record, request.prompt_ids, tuple(mistakes), hidden_AH)
+        return Served(record, request.prompt_ids, hidden_AH)
 
 
 def open_server(run: Run, draft: Path, *, rank: int) -> OnlineServer:

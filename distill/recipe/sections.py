@@ -242,7 +242,7 @@ def teacher_dtype(dtype: Dtype, precision: str) -> Dtype:
 
 
 class OnlineConfig(Section):
-    """Requests, training positions, and update interval."""
+    """Requests and updates."""
 
     responses: Literal["live", "recorded"] = Field(
         default="live",
@@ -255,10 +255,6 @@ class OnlineConfig(Section):
         default=8, ge=1, le=256, description="Requests between two updates, over all processes."
     )
     steps_per_update: int = Field(default=3, ge=1, description="Optimiser steps of an update.")
-    positions: Literal["rejected", "all"] = Field(
-        default="all",
-        description="Response tokens to train on: all, or only those where the draft's token was rejected.",
-    )
     baselines: tuple[str, ...] = Field(
         default=(),
         strict=False,

@@ -373,7 +373,8 @@ class TextSequencer:
 
     def keep(self, rows: Sequence[int]) -> None:
         rows_B = torch.tensor(rows, device=self.real_BT.device)
-        self.cache.reorder_cache(rows_B)  # recurrent layers have no batch_select_indices
+        # Recurrent layers have no batch_select_indices.
+        self.cache.reorder_cache(rows_B)  # pyright: ignore[reportArgumentType]
         self.real_BT = self.real_BT[rows_B]
 
 

@@ -13,7 +13,7 @@ from distill.run import Run
 from tests.distill.conftest import NUM_TRAIN, random_responses
 
 NUM_REQUESTS = NUM_TRAIN
-SETTINGS = {"num_speculative_tokens": 3, "update_interval": 2, "positions": "rejected", "steps_per_update": 1}
+SETTINGS = {"num_speculative_tokens": 3, "update_interval": 2, "steps_per_update": 1}
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""A served request: the response is the target's, mistakes are where proposals failed, states are the target's."""
+"""A served request: the response and its hidden states are the target's, and acceptance is the draft's."""
 
 from copy import deepcopy
 from dataclasses import replace
@@ -55,38 +55,36 @@ def test_the_response_is_the_targets_and_its_states_make_its_logits(pair, sampli
     if sampling.is_greedy:
         [alone] = plain_decode(target, [PROMPT], limits=Limits(20, frozenset({2})), row_seeds=[row_seed(3)])
         assert served.response_ids == alone.token_ids
-    assert served.mistakes
+    assert record.accepted < record.proposed
     assert record.tokens == len(served.response_ids) == record.accepted + record.steps
     assert (record.updates, record.source) == (4, "letters")
 
 
-def test_mistakes_are_where_another_token_was_proposed(pair):
-    """Of greedy responses: where the draft's argmax is not the target's, at the first such place of each step."""
+def test_tokens_are_accepted_up_to_the_first_that_differs(pair):
+    """Of greedy responses: where the draft's argmax is not the target's, a step ends."""
     target, draft = pair
     served = serve(target, draft, Sampling(0.0))
     drafted = response_logits(draft, PROMPT, served.response_ids).argmax(dim=-1).tolist()
     steps = steps_along([a == b for a, b in zip(drafted, served.response_ids, strict=True)], num_speculative_tokens=3)
-    assert served.mistakes == tuple(start + accepted for start, drafted, accepted in steps if accepted < drafted)
     assert (served.record.steps, served.record.accepted) == (len(steps), sum(accepted for *_, accepted in steps))
 
 
-def test_a_draft_that_is_the_target_makes_no_mistake(pair):
+def test_a_draft_that_is_the_target_is_always_accepted(pair):
     """Each step ends in a bonus token, which nobody proposed another one for."""
     served = serve(pair[0], deepcopy(pair[0]), Sampling(0.0))
-    assert served.mistakes == ()
+    assert served.record.accepted == served.record.proposed > 0
     assert served.record.alpha == 1
 
 
 @pytest.mark.parametrize("num_speculative_tokens", [1, 4])
 def test_a_replay_of_the_response_says_what_serving_said(pair, num_speculative_tokens):
-    """Of greedy responses, exactly: the same verification steps, mistakes and alpha."""
+    """Of greedy responses, exactly: the same verification steps and alpha."""
     target, draft = pair
     served = serve(target, draft, Sampling(0.0), num_speculative_tokens=num_speculative_tokens)
     replay = DraftReplay(
         draft, head_of(target), shared_vocab_size(target, draft), Sampling(0.0), num_speculative_tokens, 17
     )
     again = replay.serve(Recorded(3, "letters", PROMPT, served.response_ids, served.hidden_AH), updates=4)
-    assert again.mistakes == served.mistakes
     record = served.record
     assert again.record == replace(record, alpha=pytest.approx(record.alpha), seconds=None)
 
@@ -98,9 +96,9 @@ def test_replayed_sampled_responses_accept_tokens_as_often_as_their_probability(
     served = serve(target, draft, sampling)
     replay = DraftReplay(draft, head_of(target), shared_vocab_size(target, draft), sampling, 1, 0)
     accepts = replay.accepts(PROMPT, served.response_ids, served.hidden_AH)
-    recorded = Recorded(3, "letters", PROMPT, served.response_ids, served.hidden_AH)
+    recorded = Recorded(3, "letters", PROMPT, served.response_ids[:2], served.hidden_AH[:2])
     replays = [replace(replay, seed=seed).serve(recorded, updates=0) for seed in range(400)]
-    accepted = sum(0 not in each.mistakes for each in replays) / 400
+    accepted = sum(each.record.steps == 1 for each in replays) / 400  # then the second token is the bonus token
     expected = accepts.accept[0]
     assert abs(accepted - expected) < 4 * (expected * (1 - expected) / 400) ** 0.5 + 1e-9
 
@@ -116,18 +114,12 @@ def test_every_family_serves_with_its_states(make_checkpoint, family):
 
 
 def test_a_request_is_learned_at_its_own_positions():
-    """By hand: prompt 5 9 200, response 40 41 42, a mistake at 41; it is predicted at 40, and nowhere else."""
-    hidden_AH = torch.arange(12.0).view(3, 4)
+    """By hand: prompt 5 9 200, response 40 41 42; each token is predicted at the one before it, and nowhere else."""
     fields = {"tokens": 3, "steps": 2, "proposed": 2, "accepted": 1, "seconds": None}
     record = RequestRecord(request=0, source="a", updates=0, alpha=0.5, response_ids=(40, 41, 42), **fields)
-    served = Served(record, (5, 9, 200), (1,), hidden_AH)
-    wrong, every = served.example("rejected"), served.example("all")
-    assert wrong.input_ids == (5, 9, 200, 40, 41)
-    assert wrong.spans == ((3, 4),)
-    assert list(wrong.response_ids) == [41]
-    assert list(every.response_ids) == [40, 41, 42]
-    assert torch.equal(served.states("rejected"), hidden_AH[1:2])
-    assert torch.equal(served.states("all"), hidden_AH)
+    example = Served(record, (5, 9, 200), torch.zeros(3, 4)).example
+    assert (example.input_ids, example.last_id, example.spans) == ((5, 9, 200, 40, 41), 42, ((2, 5),))
+    assert list(example.response_ids) == [40, 41, 42]
 
 
 def test_the_journal_gives_back_what_was_served_and_drops_what_was_in_flight(tmp_path, pair):
