@@ -27,6 +27,7 @@ from torch import Tensor
 
 from architectures.console import track
 from architectures.errors import UserError
+from architectures.families.family import StoredNames
 from architectures.files import checked, format_bytes, read_json_object, write_json
 
 SINGLE_NAME = "model.safetensors"
@@ -207,6 +208,21 @@ def read_entries(file: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
             return {name: (each.get_dtype(), tuple(each.get_shape())) for name, each in slices.items()}
     except (SafetensorError, OSError) as error:
         raise UserError(f"{file}: damaged or truncated ({error}). Download the checkpoint again.") from error
+
+
+def read_parameter(names: StoredNames, read: Callable[[str], Tensor]) -> Tensor:
+    """Read a parameter of transformers' model; experts are stacked [experts, rows, columns]."""
+    if isinstance(names, str):
+        return read(names)
+    return torch.cat([torch.stack([read(name) for name in experts]) for experts in names], dim=1)
+
+
+def stored_tensors(names: StoredNames, parameter: Tensor) -> dict[str, Tensor]:
+    """Return a parameter of transformers' model, or its parts as views, under the names in a checkpoint."""
+    if isinstance(names, str):
+        return {names: parameter}
+    parts = zip(names, parameter.chunk(len(names), dim=1), strict=True)
+    return {name: matrix for experts, part_EXX in parts for name, matrix in zip(experts, part_EXX, strict=True)}
 
 
 def require_numbers(weights: Weights, name: str) -> Tensor:

@@ -42,8 +42,9 @@ def size(value: int | str) -> int | str:
 
 
 SIZES = ("layers", "hidden", "intermediate", "heads", "kv_heads")
-GIVEN = ("plan", "shape", "stages", *SIZES, "encoder_layers")  # at least one of these must set the size of the draft
-EXCLUSIVE = {"plan": ("shape", "stages", *SIZES, "encoder_layers"), "shape": SIZES, "stages": ("layers",)}
+OF_SOME = {"encoder_layers": "encoder", "experts": "experts"}  # sizes of parts that only some models have
+GIVEN = ("plan", "shape", "stages", *SIZES, *OF_SOME)  # at least one of these must set the size of the draft
+EXCLUSIVE = {"plan": ("shape", "stages", *SIZES, *OF_SOME), "shape": SIZES, "stages": ("layers",)}
 Size = Annotated[
     int | str,
     AfterValidator(size),
@@ -129,6 +130,7 @@ class ArchitectureConfig(Section):
         default=None,
         description="Key/value heads per layer; null keeps the target's ratio.",
     )
+    experts: Size | None = Field(default=None, description="Experts per layer of a mixture-of-experts draft.")
     encoder_layers: Size | None = Field(
         default=None,
         description="Encoder blocks of an encoder-decoder draft, evenly spaced; null keeps all.",
@@ -223,7 +225,7 @@ class ArchitectureConfig(Section):
         return self
 
 
-WIDTHS = ("hidden", "intermediate", "heads", "kv_heads")
+WIDTHS = ("hidden", "intermediate", "heads", "kv_heads", "experts")
 BLOCK = 32  # relative hidden and intermediate sizes are multiples of it, as llama.cpp's block formats require
 
 
@@ -239,14 +241,21 @@ def draft_shape(source: Shape, config: ArchitectureConfig) -> Shape:
     wanted = named_sizes(source, config) if config.shape is not None else written_sizes(source, config)
     key = f"architecture.shape={config.shape}" if config.shape is not None else "architecture"
     reject_larger(wanted, source, key)
-    reject_width(wanted, source, key)
+    draft = replace(source, **wanted)
+    changed = [name for name in WIDTHS if getattr(draft, name) != getattr(source, name)]
+    reject_width(changed, source, key)
     reject_methods(source, config)
-    if wanted["hidden"] != source.hidden and config.width_method == "flap":
+    unscored = next((name for name in ("hidden", "experts") if name in changed), None)
+    if unscored is not None and config.width_method == "flap":
         raise UserError(
-            f"{key} prunes channels (hidden {wanted['hidden']} of {source.hidden}), for which "
+            f"{key} prunes {unscored} ({wanted[unscored]} of {getattr(source, unscored)}), for which "
             "architecture.width_method=flap has no scores. Use activation, magnitude or random."
         )
-    draft = replace(source, **wanted)
+    if "experts" in changed and draft.active_experts > draft.experts:
+        raise UserError(
+            f"architecture.experts={config.experts} keeps {draft.experts} experts, but each token uses "
+            f"{draft.active_experts} (num_experts_per_tok in config.json). Keep at least as many."
+        )
     # No engine loads encoder-decoder drafts; others are as their source.
     problems = [] if source.encoder_layers or isinstance(source, OtherShape) else serving_problems(draft)
     if problems:
@@ -285,19 +294,22 @@ def named_sizes(source: Shape, config: ArchitectureConfig) -> dict[str, int]:
             f"architecture.shape={config.shape} has head_dim {shape.head_dim}, the target {source.head_dim}. Heads are "
             "kept or removed, never narrowed: set layers, hidden, intermediate and heads instead."
         )
-    return {name: getattr(shape, name) for name in SIZES} | encoder_size(source, config)
+    return {name: getattr(shape, name) for name in SIZES} | sizes_of_some(source, config)
 
 
-def encoder_size(source: Shape, config: ArchitectureConfig) -> dict[str, int]:
-    """Return the number of encoder blocks that the draft keeps; empty for decoder-only models."""
-    if source.encoder_layers:
-        return {"encoder_layers": written_size("encoder_layers", config.encoder_layers, source.encoder_layers)}
-    if config.encoder_layers is not None:
-        raise UserError(
-            f"architecture.encoder_layers={config.encoder_layers}: {source.family} targets have no encoder. Remove "
-            "it; architecture.layers sets the number of layers."
-        )
-    return {}
+def sizes_of_some(source: Shape, config: ArchitectureConfig) -> dict[str, int]:
+    """Return the numbers of encoder blocks and of experts that the draft keeps, if its source has any."""
+    sizes: dict[str, int] = {}
+    for name, part in OF_SOME.items():
+        wanted, of_source = getattr(config, name), getattr(source, name)
+        if of_source:
+            sizes[name] = written_size(name, wanted, of_source)
+        elif wanted is not None:
+            raise UserError(
+                f"architecture.{name}={wanted}: {source.family} targets have no {part}. Remove it; "
+                "architecture.layers sets the number of layers."
+            )
+    return sizes
 
 
 def written_sizes(source: Shape, config: ArchitectureConfig) -> dict[str, int]:
@@ -308,7 +320,7 @@ def written_sizes(source: Shape, config: ArchitectureConfig) -> dict[str, int]:
     can_follow = not source.no_width  # other families keep all heads, which is checked later
     if can_follow and config.heads is not None and config.kv_heads is None:
         sizes["kv_heads"] = following_kv_heads(sizes["heads"], source)
-    return sizes | encoder_size(source, config)
+    return sizes | sizes_of_some(source, config)
 
 
 def written_size(name: str, wanted: int | str | None, of_target: int) -> int:
@@ -352,12 +364,16 @@ def reject_larger(wanted: dict[str, int], source: Shape, key: str) -> None:
         )
 
 
-def reject_width(wanted: dict[str, int], source: Shape, key: str) -> None:
-    changed = [name for name in WIDTHS if wanted[name] != getattr(source, name)]
+def reject_width(changed: list[str], source: Shape, key: str) -> None:
     if changed and source.no_width:
         raise UserError(
             f"{key} changes {', '.join(changed)}; only layers of {source.family} targets can be pruned: "
             f"{source.no_width}. Set only architecture.layers."
+        )
+    if source.experts and "intermediate" in changed:
+        raise UserError(
+            f"{key} changes intermediate; of the experts of {source.family} targets only whole ones can be pruned. "
+            "Set architecture.experts."
         )
 
 

@@ -3,7 +3,7 @@
 Includes the named shapes. A nominal size ("796M") is a published name and is always shown with the true count.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import isfinite, prod
 from typing import Any
@@ -38,6 +38,8 @@ class Shape:
     encoder_layers: int = 0  # 0 for decoder-only models
     buckets: int = 0  # rows of a table of relative attention biases; 0 if there is none
     gated: bool = False  # for families whose feed-forward may or may not have a gate
+    experts: int = 0  # feed-forward blocks of a layer that a router chooses from; 0 if there is no router
+    active_experts: int = 0  # of those, used by each token
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], *, where: str = "config.json") -> "Shape":
@@ -58,6 +60,7 @@ class Shape:
                 "Use config.json and weights from the same checkpoint."
             )
         encoder_layers = required(config, keys["encoder_layers"], where) if family.encoder is not None else 0
+        experts = required(config, first_key(config, EXPERTS), where) if "experts" in keys else 0
         return cls(
             layers=decoder_layers(config, family, encoder_layers, where),
             hidden=hidden,
@@ -74,6 +77,8 @@ class Shape:
             encoder_layers=encoder_layers,
             buckets=optional(config, keys["buckets"], where, default=32) if "buckets" in keys else 0,
             gated=family.is_gated(config),
+            experts=experts,
+            active_experts=required(config, keys["active_experts"], where) if experts else 0,
         )
 
     @property
@@ -89,6 +94,10 @@ class Shape:
     @property
     def head_rows(self) -> int:
         return self.head_vocab or self.vocab
+
+    @property
+    def expert_width(self) -> int:
+        return self.intermediate
 
     @property
     def plain(self) -> bool:
@@ -113,7 +122,7 @@ class Shape:
         return getattr(self, part.bias) if isinstance(part.bias, str) else part.bias
 
     def part_tensors(self, parts: Mapping[str, LayerPart]) -> dict[str, tuple[int, ...]]:
-        """Return the size of every tensor of some modules, under role.weight or role.bias."""
+        """Return the size of every tensor of some modules, under role.weight or role.bias; of all experts as one."""
         sizes: dict[str, tuple[int, ...]] = {}
         for role, part in parts.items():
             if part.when and not getattr(self, part.when):
@@ -167,7 +176,8 @@ class Shape:
         Args:
             context: Positions the token attends to, itself included.
         """
-        matrices = sum(prod(size) for size in self.layer_tensors().values() if len(size) == 2)
+        by_token = {3: self.active_experts, 2: 1, 1: 0}  # uses of a matrix, by the dimensions of its tensor
+        matrices = sum(by_token[len(size)] * prod(size[-2:]) for size in self.layer_tensors().values())
         attention = 2 * self.heads * self.head_dim * context  # scores, then the weighted sum of values
         return 2 * (self.layers * (matrices + attention) + self.head_rows * self.hidden)
 
@@ -180,8 +190,9 @@ class OtherShape(Shape):
     recurrent layers make them approximate.
     """
 
-    experts: int = 1  # feed-forward blocks of a layer
-    active_experts: int = 1  # of those, used by each token
+    experts: int = 1
+    active_experts: int = 1
+    approximate: bool = True  # tells this class from Shape in plan.json
 
     @property
     def no_width(self) -> str:
@@ -192,25 +203,16 @@ class OtherShape(Shape):
         return 2
 
     def layer_tensors(self) -> dict[str, tuple[int, ...]]:
-        return self.matrices(self.experts)
-
-    def matrices(self, experts: int) -> dict[str, tuple[int, ...]]:
         query, key_value = self.axis("query"), self.axis("key_value")
         attention = {"query": (query, self.hidden), "attention_output": (self.hidden, query)}
         attention |= dict.fromkeys(("key", "value"), (key_value, self.hidden))
-        return attention | dict.fromkeys(("gate", "up", "down"), (experts * self.intermediate, self.hidden))
+        return attention | dict.fromkeys(("gate", "up", "down"), (self.experts, self.intermediate, self.hidden))
 
     def encoder_layer_tensors(self) -> dict[str, tuple[int, ...]]:
         return {}
 
     def parameters_without_embeddings(self) -> int:
         return self.layers * self.parameters_per_layer()
-
-    def flops_per_token(self, context: int) -> int:
-        """Return the FLOPs of a forward pass for one more token, of the experts that it uses; see Shape."""
-        matrices = sum(map(prod, self.matrices(self.active_experts).values()))
-        attention = 2 * self.heads * self.head_dim * context
-        return 2 * (self.layers * (matrices + attention) + self.head_rows * self.hidden)
 
 
 OTHER_KEYS = {  # size: its entries in configs of transformers
@@ -233,7 +235,7 @@ def model_shape(config: Mapping[str, Any], *, where: str = "config.json") -> Sha
     nested = any(isinstance(config.get(part), Mapping) for part in TEXT_PARTS)
     if config.get("model_type") in FAMILIES or nested or config.get("quantization_config") is not None:
         return Shape.from_config(config, where=where)
-    keys = {name: next((k for k in names if config.get(k) is not None), names[0]) for name, names in OTHER_KEYS.items()}
+    keys = {name: first_key(config, names) for name, names in OTHER_KEYS.items()}
     hidden, heads = required(config, keys["hidden"], where), optional(config, keys["heads"], where, default=1)
     layers = len(config.get("layers_block_type") or ()) or required(config, keys["layers"], where)
     widths = config.get(keys["intermediate"])  # a list has one width per layer
@@ -255,6 +257,11 @@ def model_shape(config: Mapping[str, Any], *, where: str = "config.json") -> Sha
     )
 
 
+def first_key(config: Mapping[str, Any], keys: Sequence[str]) -> str:
+    """Return the first key that a config has; the first one if it has none."""
+    return next((key for key in keys if config.get(key) is not None), keys[0])
+
+
 def checkpoint_tensors(shape: Shape) -> dict[str, tuple[int, ...]]:
     """Return the size of every tensor of a checkpoint under its Hugging Face name, in forward order."""
     family = FAMILIES[shape.family]
@@ -272,9 +279,10 @@ def checkpoint_tensors(shape: Shape) -> dict[str, tuple[int, ...]]:
 
 def named_tensors(shape: Shape, parts: Mapping[str, LayerPart], *, prefix: str = "") -> dict[str, tuple[int, ...]]:
     return {
-        f"{prefix}{parts[role].name}.{kind}": size
+        f"{prefix}{name}.{kind}": size[1:] if parts[role].stacked else size
         for tensor, size in shape.part_tensors(parts).items()
         for role, kind in [tensor.rsplit(".", 1)]
+        for name in parts[role].names(shape.experts)
     }
 
 

@@ -364,10 +364,12 @@ def shape_words(shape: Shape, name: str | None = None, *, path: str = "") -> tup
     nominal = [named.nominal for key, named in NAMED_SHAPES.items() if key == name or named.shape == shape]
     vocabulary, parameters = f"vocabulary {shape.vocab}{head}", f"{shape.parameters():,} parameters"
     heads = f"{plural(shape.heads, 'head')} of {shape.head_dim} ({shape.kv_heads} kv)"
+    experts = f" in {shape.experts} experts ({shape.active_experts} per token)" if shape.experts > 1 else ""
+    neurons = f"intermediate {shape.intermediate}{experts}"
     without = f"{shape.parameters_without_embeddings():,} parameters without embeddings"
     return (
         f"{path and f'{path}: '}{plural(shape.layers, 'layer')}, hidden {shape.hidden}, {vocabulary}, {parameters}",
-        f"; intermediate {shape.intermediate}, {heads}, {without}{f', nominal {nominal[0]}' if nominal else ''}",
+        f"; {neurons}, {heads}, {without}{f', nominal {nominal[0]}' if nominal else ''}",
     )
 
 

@@ -25,7 +25,7 @@ from architectures.families import FAMILIES
 from architectures.files import write_text
 from architectures.hub import config_at_hand, read_config
 from architectures.pruning.plan import draft_and_origin
-from architectures.requested_shape import SIZES
+from architectures.requested_shape import OF_SOME, SIZES
 from architectures.shapes import ACTIVE_EXPERTS, CONFIG_KEY, EXPERTS, OTHER_KEYS, OtherShape, Shape, model_shape
 from architectures.vocabulary import COUNTED, DraftVocabulary, write_draft_vocabulary
 from distill.process import print_once
@@ -37,7 +37,8 @@ LAYERS, LEAST_LAYERS = 4, 2  # of the target, and minimum of a draft: a first an
 HEAD_DIM, MIN_HEADS, POSITIONS = 16, 2, 512
 VOCAB, HEAD_VOCAB = 264, 259  # 256 bytes, 3 special tokens, and padding, which a reduced output head omits
 BOS_ID, EOS_ID, PAD_ID = 1, 2, 0
-MODEL_SIZES = ("layers", "encoder_layers", "hidden", "intermediate", "heads", "kv_heads", "head_dim", "vocab")
+MAX_EXPERTS, MAX_ACTIVE_EXPERTS = 8, 2
+MODEL_SIZES = (*SIZES, *OF_SOME, "active_experts", "head_dim", "vocab")
 NOT_OF_A_TINY_MODEL = ("_name_or_path", "auto_map", "dtype", "torch_dtype", "transformers_version", CONFIG_KEY)
 SMALL = {  # sizes of tiny models of families without an entry, where their config has them
     **dict.fromkeys(OTHER_KEYS["hidden"], 64),
@@ -72,6 +73,8 @@ def tiny_shapes(target: Shape, drafts: Sequence[Shape] = ()) -> list[Shape]:
     hidden = shrunk((shape.hidden for shape in shapes), divisor, step=step)
     encoder = shrunk((shape.encoder_layers for shape in shapes), max(1, target.encoder_layers / LAYERS), least=2)
     intermediate = shrunk((shape.intermediate for shape in shapes), divisor)
+    active = min(target.active_experts, MAX_ACTIVE_EXPERTS)
+    experts = shrunk((shape.experts for shape in shapes), max(1, target.experts / MAX_EXPERTS), least=active)
     return [
         replace(
             shape,
@@ -84,6 +87,8 @@ def tiny_shapes(target: Shape, drafts: Sequence[Shape] = ()) -> list[Shape]:
             vocab=VOCAB,
             head_vocab=HEAD_VOCAB if shape.head_vocab else 0,
             encoder_layers=encoder[shape.encoder_layers] if shape.encoder_layers else 0,
+            experts=experts[shape.experts] if shape.experts else 0,
+            active_experts=active,
             positions=min(shape.positions, POSITIONS + FAMILIES[shape.family].extra_positions),
         )
         for shape in shapes
@@ -118,6 +123,7 @@ def tiny_config(config: Mapping[str, Any], shape: Shape) -> dict[str, Any]:
             small["num_key_value_heads"] = SMALL["num_attention_heads"]
         return small_layers(small, shape.layers)
     family = FAMILIES[shape.family]
+    small.pop("num_local_experts", None)  # num_experts of transformers 5
     small |= {family.keys[size]: getattr(shape, size) for size in MODEL_SIZES if size in family.keys}
     if "positions" in family.keys:
         small[family.keys["positions"]] = shape.positions - family.extra_positions
@@ -233,8 +239,8 @@ def debug_recipe(recipe: Recipe, tiny: TinyRun) -> Recipe:
 
 def shrink_architecture(wanted: Values, tiny: TinyRun, run: Path) -> None:
     """Use the tiny draft's sizes instead of a shape, shares or a plan; shorten calibration and mask training."""
-    sizes = ("layers",) if isinstance(tiny.source, OtherShape) else SIZES
-    wanted |= {size: getattr(tiny.draft, size) for size in sizes}
+    sizes = ("layers",) if isinstance(tiny.source, OtherShape) else (*SIZES, "experts")
+    wanted |= {size: getattr(tiny.draft, size) or None for size in sizes}
     if tiny.stages is not None:
         wanted |= {"layers": None, "stages": tiny.stages}
     wanted |= {"shape": None, "plan": None, "scores": None}

@@ -455,14 +455,14 @@ def gathered_parameters(shape: Shape) -> int:
 
 def matrix_parameters(shape: Shape) -> int:
     """Return the parameters of the layers' matrices and the output head."""
-    in_layer = sum(prod(size) for size in shape.layer_tensors().values() if len(size) == 2)
+    in_layer = sum(prod(size) for size in shape.layer_tensors().values() if len(size) > 1)
     return shape.layers * in_layer + shape.head_rows * shape.hidden
 
 
 def layer_bytes_per_token(shape: Shape, precision: str, *, masks: bool = False) -> int:
     total = shape.norms_per_layer * NORM_BYTES * shape.hidden
     for hidden, query, key_value, intermediate in (KEPT[precision], *([KEPT_BY_MASKS[precision]] if masks else [])):
-        total += hidden * shape.hidden + intermediate * shape.intermediate
+        total += hidden * shape.hidden + intermediate * shape.intermediate * max(1, shape.active_experts)
         total += query * shape.axis("query") + key_value * shape.axis("key_value")
     return total
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from architectures.checkpoint import TensorInfo, open_weights, require_replaceable, write_weights
+from architectures.checkpoint import TensorInfo, open_weights, require_replaceable, stored_tensors, write_weights
 from architectures.errors import UserError
 from architectures.families import FAMILIES, family_of
 from architectures.families.family import Family
@@ -209,14 +209,10 @@ def save_any(model: PreTrainedModel, config: Mapping[str, Any], target: Path, fo
 
 def read_student(checkpoint: Path, family: Family) -> dict[str, Tensor]:
     """Read the student's tensors under their Hugging Face names; those of a file are memory-mapped."""
-    tensors = read_model(checkpoint)
-    return {stored_name(name.removeprefix(STUDENT_PREFIX), family): tensor for name, tensor in tensors.items()}
-
-
-def stored_name(name: str, family: Family) -> str:
-    """Return a parameter's name in a Hugging Face checkpoint."""
-    module, kind = name.rsplit(".", 1)
-    return f"{family.renamed_modules.get(module, module)}.{kind}"
+    found: dict[str, Tensor] = {}
+    for name, tensor in read_model(checkpoint).items():
+        found |= stored_tensors(family.stored_names(name.removeprefix(STUDENT_PREFIX), len(tensor)), tensor)
+    return found
 
 
 def vocab_size_of(folder: Path) -> int:

@@ -40,7 +40,6 @@ from distill.callbacks import ConsoleReport, GradientNorm, MetricsFile, profiled
 from distill.checkpoints.checkpoint_files import MASK_CHECKPOINTS_KEPT, guard_composer
 from distill.checkpoints.saving import CheckpointWriter
 from distill.chunked_loss import Head, ResponseLogits, logits_of, sum_of_rows, vocab_size_of
-from distill.export import stored_name
 from distill.losses import cross_entropy, forward_kl
 from distill.recipe.sections import split_time, teacher_dtype
 from distill.run import Run, shape_of
@@ -368,7 +367,7 @@ def write_masks(run: Run, state: Mapping[str, Any], metrics: Mapping[str, float]
     source, family, cast = masks.source, FAMILIES[masks.source.family], getattr(torch, dtype)
     plan = plan_from_masks(masks, target=fingerprint_checkpoint(target))
     require_replaceable(out, MANIFEST_NAME, reading=target, stage="masks")
-    trained = {stored_name(name, family): tensor for name, tensor in part_of(state, "student.lm.").items()}
+    trained = {family.stored_name(name): tensor for name, tensor in part_of(state, "student.lm.").items()}
     locations, gates = tensor_locations(source), masks.final()
 
     def read(name: str) -> Tensor:

@@ -507,7 +507,7 @@ def stage_recipe(run: Run, layers: int, source: str | None) -> Recipe:
     recipe = run.recipe
     wanted = recipe.architecture.model_copy(
         update={
-            **dict.fromkeys(("shape", "hidden", "intermediate", "heads", "kv_heads", "stages", "scores")),
+            **dict.fromkeys(("shape", "hidden", "intermediate", "heads", "kv_heads", "experts", "stages", "scores")),
             "layers": layers,
             "source": source,
         }

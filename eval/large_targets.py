@@ -30,11 +30,11 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from transformers import GenerationConfig, PreTrainedModel
 
-from architectures.checkpoint import Weights, open_weights
+from architectures.checkpoint import Weights, open_weights, read_parameter
 from architectures.console import LINE_INTERVAL_S
 from architectures.errors import UserError
 from architectures.families import FAMILIES
-from architectures.families.family import Family
+from architectures.families.family import Family, StoredNames
 from architectures.files import format_bytes
 from architectures.hub import read_config, require_whole_head
 from architectures.pruning.importance import Access, Reading, Watch, watching_bytes
@@ -94,14 +94,14 @@ class DiskPart:
     """A module whose weights are on disk.
 
     Attributes:
-        names: Parameter of the module -> tensor of the checkpoint.
+        names: Parameter of the module -> tensors of the checkpoint, as Family.stored_names.
         stack: Index of its stack of layers: 0, or 1 for the decoder behind an encoder.
         number: Position among the layers of all stacks; HEAD for the output head.
         forward: The original forward, once the weights are loaded.
     """
 
     module: nn.Module
-    names: Mapping[str, str]
+    names: Mapping[str, StoredNames]
     stack: int
     number: int
     forward: Callable[..., Any]
@@ -198,13 +198,15 @@ class Layers:
         self.absent[part] = {name: parameter.data for name, parameter in part.module.named_parameters()}
         with torch.inference_mode(mode=False):
             for name, parameter in part.module.named_parameters():
-                stored = part.names[name]
-                parameter.data = self.placed(stored, self.weights.read(stored))
+                parameter.data = read_parameter(part.names[name], self.read)
 
     def unload(self, part: DiskPart) -> None:
         absent = self.absent.pop(part)
         for name, parameter in part.module.named_parameters():
             parameter.data = absent[name]
+
+    def read(self, name: str) -> Tensor:
+        return self.placed(name, self.weights.read(name))
 
     def placed(self, name: str, tensor: Tensor) -> Tensor:
         """Move a tensor to the device in the model's dtype; UserError if it has a NaN or infinite entry."""
@@ -318,8 +320,7 @@ def access_to(model: PreTrainedModel, folder: Path) -> Access | None:
     weights = open_weights(folder, base_prefix=family.base_prefix)
 
     def stored(name: str) -> Tensor:
-        module, _, kind = name.rpartition(".")
-        tensor = weights.read(f"{family.renamed_modules.get(module, module)}.{kind}")
+        tensor = read_parameter(family.stored_names(name, len(model.get_parameter(name))), weights.read)
         return tensor.to(model.dtype).to(model.device)
 
     return Access(stored, None if layers_of(model) is None else read_in_layers)
@@ -419,7 +420,8 @@ def fill(model: PreTrainedModel, layers: Layers, shape: Shape, family: Family) -
         assert isinstance(stacked, nn.ModuleList)
         for index, module in enumerate(stacked):
             on_disk |= {id(parameter) for parameter in module.parameters()}
-            names = {name: f"{prefix}{index}.{name}" for name, _ in module.named_parameters()}
+            parameters = module.named_parameters()
+            names = {name: family.stored_names(f"{prefix}{index}.{name}", len(each)) for name, each in parameters}
             layers.parts.append(replaced(module, names, layers, stack=stack, number=len(layers.parts)))
     settle(model, layers, family, on_disk)
     for each in rows:
@@ -433,7 +435,9 @@ def prefixes(family: Family) -> list[str]:
     return [*([family.encoder.layer_prefix] if family.encoder else []), family.layer_prefix]
 
 
-def replaced(module: nn.Module, names: Mapping[str, str], layers: Layers, *, stack: int, number: int) -> DiskPart:
+def replaced(
+    module: nn.Module, names: Mapping[str, StoredNames], layers: Layers, *, stack: int, number: int
+) -> DiskPart:
     part = DiskPart(module, names, stack, number, module.forward)
     module.forward = partial(layers.run, part)  # pyright: ignore[reportAttributeAccessIssue]
     return part
@@ -449,8 +453,7 @@ def settle(model: PreTrainedModel, layers: Layers, family: Family, on_disk: set[
             if id(parameter) in on_disk:
                 value = absent.expand(parameter.shape)
             else:
-                full = f"{family.renamed_modules.get(module, module)}.{kind}"
-                value = layers.placed(full, layers.weights.read(full))
+                value = layers.read(family.stored_name(name))
             given = nn.Parameter(value, requires_grad=False)
             held.register_parameter(kind, given)
             for each in model.modules():

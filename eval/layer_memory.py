@@ -64,7 +64,8 @@ def layer_memory(shape: Shape, dtype: str, *, keeps_scores: bool = True) -> Laye
     in_parts = shape.layers * layer + shape.encoder_parameters() + shape.vocab * shape.hidden
     head = 0 if shape.tied else parts["output head"]
     kept = shape.parameters() - in_parts - head
-    widths = STREAMS * shape.hidden + WIDEST * shape.intermediate + 2 * (shape.axis("query") + shape.axis("key_value"))
+    neurons = shape.intermediate * max(1, shape.active_experts)
+    widths = STREAMS * shape.hidden + WIDEST * neurons + 2 * (shape.axis("query") + shape.axis("key_value"))
     scores = SCORE_COPIES * shape.heads * item if keeps_scores else 0
     stacks = 1 if FAMILIES[shape.family].encoder is None else 2
     return LayerMemory(

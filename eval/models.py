@@ -159,7 +159,7 @@ DAMAGED = (  # raised by transformers for files with entries of the wrong type
 FROM_THE_FOLDER_ALONE: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
 MMAP_THRESHOLD, MAPPED_BYTES = -3, 1 << 20  # the first as numbered in glibc's malloc.h
 HIDDEN, LAYERS = ("hidden_size", "n_embd", "d_model"), ("num_hidden_layers", "n_layer", "num_layers", "decoder_layers")
-NEURONS = ("intermediate_size", "ffn_dim", "d_ff", "n_inner")
+NEURONS = ("moe_intermediate_size", "intermediate_size", "ffn_dim", "d_ff", "n_inner")
 WHOLE = ("I", "U", "BOOL")  # prefixes of safetensors' dtype codes without fractions
 LEAST_BYTES = 0.5  # per parameter: four bits
 

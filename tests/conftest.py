@@ -45,6 +45,10 @@ TINY_SHAPE = {
     "initializer_range": 0.2,  # wide enough that the random model's choices differ from position to position
 }
 
+TINY_EXPERTS = {  # of families with experts, besides
+    "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "norm_topk_prob": True}
+}
+
 
 def pytest_collection_finish() -> None:
     """What is imported stays: no collection of garbage looks through it again, and programs are forked with it."""
@@ -219,7 +223,8 @@ def make_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., P
 
         tokenizer = build_tokenizer()
         ids = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
-        config = AutoConfig.for_model(model_type, **{**TINY_SHAPE, **ids, **overrides})
+        sizes = {**TINY_SHAPE, **TINY_EXPERTS.get(model_type, {})}
+        config = AutoConfig.for_model(model_type, **{**sizes, **ids, **overrides})
         with torch.random.fork_rng():
             torch.manual_seed(seed)
             model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype))

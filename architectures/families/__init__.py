@@ -24,6 +24,7 @@ from architectures.families.family import (
     PHI3,
     QWEN2,
     QWEN3,
+    QWEN3_MOE,
     SEED_OSS,
     SMOLLM3,
     Family,
@@ -33,7 +34,7 @@ FAMILIES: dict[str, Family] = {
     family.model_type: family
     for family in (
         *(LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA2, GEMMA3, PHI3, SMOLLM3, OLMO2, GRANITE),
-        *(OLMO3, EXAONE4, SEED_OSS, GLM4, MINISTRAL3),
+        *(OLMO3, EXAONE4, SEED_OSS, GLM4, MINISTRAL3, QWEN3_MOE),
         *(OPT, GPT_NEOX, BLOOM, GPT2, GPT_BIGCODE),
         T5,
     )

@@ -72,9 +72,10 @@ CONFIG = {
             "model_type feed_forward_proj": str,
             "num_hidden_layers n_layer num_layers encoder_layers decoder_layers": Layers,
             "relative_attention_num_buckets no_rope_layer_interval": Layers,
+            "num_experts num_local_experts num_experts_per_tok": Layers,
             "max_window_layers": NotNegative,
-            "hidden_size n_embd d_model d_ff intermediate_size ffn_dim vocab_size num_labels": Width,
-            "head_vocab_size": Width,  # widedraft's own: rows of a reduced output head
+            "hidden_size n_embd d_model d_ff intermediate_size moe_intermediate_size ffn_dim vocab_size": Width,
+            "head_vocab_size num_labels": Width,  # the first is widedraft's own: rows of a reduced output head
             "num_attention_heads n_head num_heads": Heads,
             "max_position_embeddings n_positions original_max_position_embeddings": Positions,
             "max_seq_len n_ctx seq_length max_sequence_length": Positions,
@@ -148,7 +149,8 @@ ROPE = typed(
     }
 )
 # Of families without an entry transformers checks what only it reads.
-UNTYPED = ("layer_types", "hidden_act", "intermediate_size")  # the last may be a list
+UNTYPED = ("layer_types", "hidden_act", "intermediate_size", "moe_intermediate_size")  # the last two may be lists
+UNTYPED += ("num_experts", "num_local_experts", "num_experts_per_tok")
 OTHERS = {key: kind | None for key, kind in (GENERATION | CONFIG).items() if key not in UNTYPED}
 OTHERS["sliding_window"] = NotNegative | None  # pyright: ignore[reportOperatorIssue]  # 0: none
 OF_CONFIG, OF_GENERATION, OF_ROPE, OF_OTHERS = (

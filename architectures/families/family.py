@@ -2,15 +2,15 @@
 
 Axes are strings. One name is one axis of the weight as stored: hidden, intermediate, query (heads x head_dim),
 key_value (kv_heads x head_dim), head_dim, vocab, head_rows (of the output head), positions, buckets (distances that
-share an attention bias). "a+b" is a fused axis: a's rows, then b's.
+share an attention bias), experts, expert_width (neurons of one expert). "a+b" is a fused axis: a's rows, then b's.
 
 Source of names and defaults: transformers 5.17 and 5.23, the modeling and configuration module of each model_type; of
 tied heads: vLLM 0.32, models/gemma2.py; SGLang 0.5.23, models/gemma2.py and gemma3_causal.py; llama.cpp,
 conversion/gemma.py; of head widths: SGLang 0.5.23, models/olmo2.py; llama.cpp, conversion/granite.py; of engines of
-OLMo 3 and later entries: vLLM 0.32, models/exaone4.py, glm4.py and mistral.py; SGLang 0.5.23, models/glm4.py and
-ministral3.py; llama.cpp, src/models/olmo2.cpp, seed-oss.cpp, glm4.cpp and mistral3.cpp; of GGUF files:
-src/models/smollm3.cpp, olmo2.cpp and granite.cpp of llama-cpp-python 0.3.36; llama.cpp, conversion/gemma.py and
-gemma3 in src/llama-model.cpp.
+OLMo 3 and later entries: vLLM 0.32, models/exaone4.py, glm4.py, mistral.py and qwen3_moe.py; SGLang 0.5.23,
+models/glm4.py, ministral3.py and qwen3_moe.py; llama.cpp, src/models/olmo2.cpp, seed-oss.cpp, glm4.cpp, mistral3.cpp
+and qwen3moe.cpp; of GGUF files: src/models/smollm3.cpp, olmo2.cpp and granite.cpp of llama-cpp-python 0.3.36;
+llama.cpp, conversion/gemma.py and gemma3 in src/llama-model.cpp.
 """
 
 from collections.abc import Mapping
@@ -43,6 +43,7 @@ Feature = Literal[  # recipe features that some families do not support
     "fsdp2",
     "choose",
 ]
+StoredNames = str | list[list[str]]  # one tensor, or for each part of a parameter those of all experts
 ModelEngine = Literal["vLLM", "SGLang", "llama.cpp"]  # engines whose code was read for every family
 
 
@@ -55,6 +56,8 @@ class LayerPart:
         bias_axis: Of the bias; None if there is none.
         bias: True if the bias always exists, or the name of the Shape flag that decides.
         when: Name of the Shape flag that decides whether the module exists; empty if it always does.
+        stacked: Of a matrix that each expert has, with {} for its index in `name`: the parameter of transformers' layer
+            that holds those of all experts [experts, rows, columns]; parts of one parameter follow each other in rows.
     """
 
     name: str
@@ -62,6 +65,11 @@ class LayerPart:
     bias_axis: str | None = None
     bias: bool | str = True
     when: str = ""
+    stacked: str = ""
+
+    def names(self, experts: int) -> list[str]:
+        """Return the name of each of its tensors."""
+        return [self.name.format(expert) for expert in range(experts)] if self.stacked else [self.name]
 
 
 def linear(name: str, rows: str, columns: str, *, bias: bool | str = False, when: str = "") -> LayerPart:
@@ -72,6 +80,11 @@ def linear(name: str, rows: str, columns: str, *, bias: bool | str = False, when
 def conv1d(name: str, rows: str, columns: str) -> LayerPart:
     """Return GPT-2's linear layer, stored [input, output], with a bias."""
     return LayerPart(name, (rows, columns), columns)
+
+
+def of_experts(name: str, rows: str, columns: str, *, stacked: str) -> LayerPart:
+    """Return the linears of all experts below mlp.experts."""
+    return LayerPart(f"mlp.experts.{{}}.{name}", ("experts", rows, columns), stacked=f"mlp.experts.{stacked}")
 
 
 def rms_norm(name: str, axis: str = "hidden") -> LayerPart:
@@ -269,6 +282,19 @@ class Family:
         entry = self.gated_entry
         return entry is not None and str(config.get(entry.key, entry.default)).startswith("gated")
 
+    def stored_name(self, parameter: str) -> str:
+        """Return the name in a checkpoint of a parameter of transformers' model that does not stack experts."""
+        module, _, kind = parameter.rpartition(".")
+        return f"{self.renamed_modules.get(module, module)}.{kind}"
+
+    def stored_names(self, parameter: str, experts: int) -> StoredNames:
+        """Return the names in a checkpoint of any parameter of transformers' model, with that number of experts."""
+        parts = [part for part in self.layer.values() if part.stacked and parameter.endswith(f".{part.stacked}")]
+        if not parts:
+            return self.stored_name(parameter)
+        layer = parameter.removesuffix(parts[0].stacked)
+        return [[f"{layer}{name}.weight" for name in part.names(experts)] for part in parts]
+
     def weight(self, role: str) -> str:
         return f"{self.outside[role].name}.weight"
 
@@ -301,6 +327,14 @@ GEMMA_LAYER = {
     "attention_post_norm": rms_norm("post_attention_layernorm"),
     "ffn_norm": rms_norm("pre_feedforward_layernorm"),
     "ffn_post_norm": rms_norm("post_feedforward_layernorm"),
+}
+QWEN3_MOE_LAYER = {
+    **LLAMA_LAYER,
+    **QUERY_KEY_NORMS,
+    "router": linear("mlp.gate", "experts", "hidden"),
+    "ffn_gate": of_experts("gate_proj", "expert_width", "hidden", stacked="gate_up_proj"),
+    "ffn_up": of_experts("up_proj", "expert_width", "hidden", stacked="gate_up_proj"),
+    "ffn_down": of_experts("down_proj", "hidden", "expert_width", stacked="down_proj"),
 }
 OLMO2_LAYER = {  # no norm before attention and feed-forward
     **{role: part for role, part in LLAMA_LAYER.items() if role not in ("attention_norm", "ffn_norm")},
@@ -559,4 +593,24 @@ MINISTRAL3 = Family(
     default_context=262144,
     by_rows=True,
     engines=("vLLM", "SGLang", "llama.cpp"),
+)
+QWEN3_MOE = Family(
+    model_type="qwen3_moe",
+    label="Qwen3 MoE",
+    architecture="Qwen3MoeForCausalLM",
+    layer=QWEN3_MOE_LAYER,
+    outside=OUTSIDE,
+    keys={
+        **LLAMA_KEYS,
+        "intermediate": "moe_intermediate_size",
+        "experts": "num_experts",
+        "active_experts": "num_experts_per_tok",
+    },
+    qkv_bias="attention_bias",
+    output_bias="attention_bias",
+    default_kv_heads=4,
+    fixed_entries={"mlp_only_layers": [], "decoder_sparse_step": 1},
+    default_context=32768,
+    engines=("vLLM", "SGLang", "llama.cpp"),
+    unsupported={"learned_masks": "masks are not defined for experts"},
 )

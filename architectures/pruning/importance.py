@@ -1,4 +1,4 @@
-"""Importance scores of every layer, head, neuron and channel on calibration text: one pass, running sums only.
+"""Importance scores of every layer, head, neuron, expert and channel on calibration text: one pass, running sums only.
 
 Everything is computed in float64 from activations and weights in the model's dtype. If layers are read from disk one
 by one, the forward pass of a batch restarts for each layer (eval.large_targets). Each module therefore counts only its
@@ -21,6 +21,7 @@ Shape suffixes used in this file:
     X = inputs of a linear layer
     V = vocabulary
     C = candidates of a step
+    E = experts
 """
 
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
@@ -51,7 +52,7 @@ from architectures.shapes import Shape
 from architectures.sharing import ALONE, Share
 from architectures.vocabulary_head import for_head, read_text
 
-COUNTED_AXES = {"hidden", "intermediate", "query", "key_value"}  # axes of matrices in the magnitude scores
+COUNTED_AXES = {"hidden", "intermediate", "query", "key_value", "experts"}  # axes of matrices in the magnitude scores
 ROWS_AT_ONCE = 1024  # rows of a matrix converted to float64 at a time
 FLOAT64_BYTES = 8
 COPIES = 4  # in float64, of each activation: itself, its squares, its norms, and temporaries of their sums
@@ -111,20 +112,25 @@ class Watch:
             for position, name in enumerate(stream):
                 hooks.enter_context(self.before(name, ("stream", position), self.add_stream))
             if family.width:
-                # The inputs of the output projections of neurons and heads, and the inputs of attention and
-                # feed-forward.
+                # The inputs of the output projections of neurons and heads, or what a router outputs, and the inputs
+                # of attention and feed-forward.
+                roles = ("attention_output",) if self.shape.experts else ("attention_output", "ffn_down")
                 for layer in range(layers):
-                    for role in ("attention_output", "ffn_down"):
+                    for role in roles:
                         hooks.enter_context(
                             self.before(family.layer_module(layer, role), (role, layer), self.add_input)
                         )
+                    if self.shape.experts:
+                        name = family.layer_module(layer, "router")
+                        hooks.enter_context(self.behind(name, ("router", layer), self.add_routing))
                     for norm, linear in zip(READERS, ("query", "ffn_gate"), strict=True):
                         if norm in family.layer:
-                            hooks.enter_context(self.behind(family.layer_module(layer, norm), (norm, layer)))
+                            name = family.layer_module(layer, norm)
+                            hooks.enter_context(self.behind(name, (norm, layer), self.add_read))
                         else:
                             name = family.layer_module(layer, linear)
                             hooks.enter_context(self.before(name, (linear, layer), self.add_read))
-                hooks.enter_context(self.behind(final_norm, ("final_norm", layers)))
+                hooks.enter_context(self.behind(final_norm, ("final_norm", layers), self.add_read))
             yield
 
     def before(self, name: str, place: tuple[str, int], add: Callable[[str, int, Tensor], None]) -> Any:
@@ -135,11 +141,11 @@ class Watch:
 
         return removable(self.model.get_submodule(name).register_forward_pre_hook(hook))
 
-    def behind(self, name: str, place: tuple[str, int]) -> Any:
+    def behind(self, name: str, place: tuple[str, int], add: Callable[[str, int, Any], None]) -> Any:
 
-        def hook(_module: nn.Module, _args: tuple[Any, ...], y_BTH: Tensor) -> None:
+        def hook(_module: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
             if self.is_first(place):
-                self.add_read(*place, y_BTH)
+                add(*place, output)
 
         return removable(self.model.get_submodule(name).register_forward_hook(hook))
 
@@ -166,6 +172,12 @@ class Watch:
     def add_read(self, role: str, layer: int, x_BTH: Tensor) -> None:
         """Sum up the inputs of attention or feed-forward."""
         self.add(("read", role, layer), x_BTH.double().abs().mean(dim=1).square().sum(dim=0))
+
+    def add_routing(self, role: str, layer: int, output: tuple[Tensor, Tensor, Tensor]) -> None:
+        """Sum up each expert's router probability over the tokens that use it; from logits, weights and indices."""
+        p_XE = output[0].double().softmax(dim=-1)
+        chosen_XE = torch.zeros_like(p_XE).scatter_(-1, output[2], 1)
+        self.add((role, layer), (p_XE * chosen_XE).sum(dim=0))
 
 
 ReadTogether = Callable[[Watch, Sequence[Reading]], Iterator[None]]
@@ -224,9 +236,10 @@ def activation_scores(
 
     Sources: block_influence_L: Men et al. 2024, "ShortGPT", sec. 3 (arXiv 2403.03853). activation.*: Muralidharan et
     al. 2024, "Compact Language Models via Pruning and Knowledge Distillation" (Minitron), sec. 2.2 (arXiv 2407.14679),
-    with its best aggregation: mean over the sequence, L2 over the sequences. flap.*: An et al. 2024, "FLAP", sec. 3
-    (arXiv 2312.11983): variance of an input times the squared norm of its weights, not standardised, as every layer
-    keeps the same number. magnitude.*: L2 norm of the weights of a part.
+    with its best aggregation: mean over the sequence, L2 over the sequences; of an expert, the sum of its router
+    probability over the tokens that use it. flap.*: An et al. 2024, "FLAP", sec. 3 (arXiv 2312.11983): variance of an
+    input times the squared norm of its weights, not standardised, as every layer keeps the same number. magnitude.*:
+    L2 norm of the weights of a part.
 
     Args:
         model: With its head; left unchanged.
@@ -289,11 +302,15 @@ def require_finite(name: str, values: Tensor, dtype: torch.dtype) -> NDArray[np.
 
 def minitron_scores(sums: Sums, shape: Shape) -> dict[str, Tensor]:
     """Return the root of the sums over sequences; a channel's are summed over all modules that read it."""
-    neurons = [sums["activation", "ffn_down", layer] for layer in range(shape.layers)]
     heads = [sums["activation", "attention_output", layer] for layer in range(shape.layers)]
     read = [sums[name] for name in sums if isinstance(name, tuple) and name[0] == "read"]
+    if shape.experts:
+        feed_forward = {"activation.experts_LE": torch.stack([sums["router", layer] for layer in range(shape.layers)])}
+    else:
+        neurons = [sums["activation", "ffn_down", layer] for layer in range(shape.layers)]
+        feed_forward = {"activation.neurons_LF": torch.stack(neurons).sqrt()}
     return {
-        "activation.neurons_LF": torch.stack(neurons).sqrt(),
+        **feed_forward,
         "activation.heads_LN": torch.stack(heads).sqrt(),
         "activation.channels_H": torch.stack(read).sqrt().sum(dim=0),
     }
@@ -309,29 +326,31 @@ def flap_scores(weight_of: WeightOf, family: Family, shape: Shape, sums: Sums, *
         return variance_X * column_squares(weight)
 
     heads_LQ = torch.stack([variances("attention_output", layer) for layer in range(shape.layers)])
-    return {
-        "flap.neurons_LF": torch.stack([variances("ffn_down", layer) for layer in range(shape.layers)]),
-        "flap.heads_LN": heads_LQ.unflatten(-1, (shape.heads, shape.head_dim)).sum(dim=-1),
-    }
+    scores = {"flap.heads_LN": heads_LQ.unflatten(-1, (shape.heads, shape.head_dim)).sum(dim=-1)}
+    if not shape.experts:
+        scores["flap.neurons_LF"] = torch.stack([variances("ffn_down", layer) for layer in range(shape.layers)])
+    return scores
 
 
 def magnitude_scores(weight_of: WeightOf, family: Family, shape: Shape) -> dict[str, Tensor]:
     """Return the root of the sum of squares of all matrix weights of a part.
 
     A head has its rows of the query, those of the key and value it shares with its group, and its columns of the
-    output. A tied embedding counts once.
+    output; an expert has its matrices and its row of the router. A tied embedding counts once.
     """
 
     def squares_of(parts: Mapping[str, LayerPart], prefix: str = "") -> Sums:
-        return axis_squares(((part, weight_of(f"{prefix}{part.name}.weight")) for part in parts.values()), shape)
+        matrices = {part.stacked or f"{part.name}.weight": part for part in parts.values()}
+        return axis_squares(((part, weight_of(f"{prefix}{name}")) for name, part in matrices.items()), shape)
 
     outside = {role: part for role, part in family.outside.items() if not (role == "head" and shape.tied)}
     layers = [squares_of(family.layer, f"{family.layer_prefix}{layer}.") for layer in range(shape.layers)]
     channels = [squares["hidden"] for squares in (squares_of(outside), *layers)]
     own_LN = torch.stack([squares["query"].unflatten(0, (shape.heads, -1)).sum(dim=-1) for squares in layers])
     shared_LK = torch.stack([squares["key_value"].unflatten(0, (shape.kv_heads, -1)).sum(dim=-1) for squares in layers])
+    name, axis = ("experts_LE", "experts") if shape.experts else ("neurons_LF", "intermediate")
     return {
-        "magnitude.neurons_LF": torch.stack([squares["intermediate"] for squares in layers]).sqrt(),
+        f"magnitude.{name}": torch.stack([squares[axis] for squares in layers]).sqrt(),
         "magnitude.heads_LN": (own_LN + shared_LK.repeat_interleave(shape.heads // shape.kv_heads, dim=-1)).sqrt(),
         "magnitude.channels_H": torch.stack(channels).sum(dim=0).sqrt(),
     }
@@ -343,8 +362,8 @@ def axis_squares(matrices: Iterable[tuple[LayerPart, Tensor]], shape: Shape) -> 
     for part, weight in matrices:
         for dim, fused in enumerate(part.axes):
             axes = fused.split("+")
-            if len(part.axes) == 2 and COUNTED_AXES.issuperset(axes):
-                squares_X = column_squares(weight if dim == 1 else weight.T)
+            if len(part.axes) > 1 and COUNTED_AXES.issuperset(axes):
+                squares_X = column_squares(weight.movedim(dim, -1).flatten(0, -2))
                 for axis, piece in zip(axes, squares_X.split([shape.axis(axis) for axis in axes]), strict=True):
                     sums.add(axis, piece)
     return sums

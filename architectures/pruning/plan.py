@@ -42,6 +42,7 @@ class PruningPlan:
         neurons: Kept feed-forward neurons of each draft layer; None keeps all.
         heads: Kept query heads of each draft layer; None keeps all.
         kv_heads: Kept key/value heads of each draft layer; None keeps all.
+        experts: Kept experts of each draft layer; None keeps all.
         channels: Kept channels of the residual stream; None keeps all.
         vocabulary: Token ids with a row in the output head, ascending; None keeps all.
         encoder_layers: For each encoder block of the draft, the target's block; empty for decoder-only models.
@@ -60,6 +61,7 @@ class PruningPlan:
     vocabulary: Kept | None = None
     target: str | None = None
     encoder_layers: Kept = ()
+    experts: tuple[Kept, ...] | None = None
 
     def with_vocab(self, vocab: int) -> "PruningPlan":
         """Return this plan for a target with another vocab_size than the source's."""
@@ -124,6 +126,7 @@ def wrong_field(plan: PruningPlan) -> str | None:
     sizes = {name: getattr(source, name) for name in ("layers", "encoder_layers", *WIDTHS)}
     head = {} if ids is None else {"head_vocab": source.head_vocab, "tied": source.tied}
     fits = all(0 < getattr(draft, name) <= of for name, of in sizes.items() if of)
+    fits &= draft.experts >= min(draft.active_experts, source.experts)
     if not fits or draft.vocab < 1 or replace(draft, vocab=source.vocab, **sizes, **head) != source:
         return "draft"
     if ids is not None and (
@@ -139,6 +142,7 @@ def wrong_field(plan: PruningPlan) -> str | None:
         "neurons": (plan.neurons, draft.layers, draft.intermediate, source.intermediate),
         "heads": (plan.heads, draft.layers, draft.heads, source.heads),
         "kv_heads": (plan.kv_heads, draft.layers, draft.kv_heads, source.kv_heads),
+        "experts": (plan.experts, draft.layers, draft.experts, source.experts),
         "channels": (plan.channels and (plan.channels,), 1, draft.hidden, source.hidden),
     }
     for name, (choices, count, kept, of) in lists.items():
@@ -151,7 +155,7 @@ def wrong_field(plan: PruningPlan) -> str | None:
 
 SCORES_NAME = "scores.safetensors"
 LAYER_SCORES = {"block_influence": "block_influence_L", "greedy": "removal_order", "merge": "merge_order"}
-WIDTH_SCORES = {"intermediate": "neurons_LF", "heads": "heads_LN", "hidden": "channels_H"}
+WIDTH_SCORES = {"intermediate": "neurons_LF", "heads": "heads_LN", "hidden": "channels_H", "experts": "experts_LE"}
 
 
 @dataclass(frozen=True)
@@ -161,7 +165,7 @@ class Scores:
     block_influence_L: 1 - cos between a layer's input and output, mean over tokens.
     removal_order: L - 1 layers in greedy order, the removal that increases the loss least first.
     merge_order: L - 1 layers, in the order in which each is merged into its predecessors.
-    <method>.neurons_LF, <method>.heads_LN, <method>.channels_H: for activation, flap and magnitude.
+    <method>.neurons_LF (or .experts_LE), .heads_LN, .channels_H: for activation, flap and magnitude.
     """
 
     arrays: "dict[str, NDArray[np.float64]]" = field(default_factory=dict)
@@ -207,14 +211,16 @@ def plan_pruning(
     groups = [[start, *others] for start, others in zip(layers, merged or [()] * len(layers), strict=True)]
 
     def layer_scores(part: str, size: int) -> "Sequence[NDArray[np.float64]]":
-        """Return neurons_LF or heads_LN scores per draft layer: the mean over its group of source layers."""
+        """Return neurons_LF, experts_LE or heads_LN per draft layer: the mean over its group of source layers."""
         values = part_scores(config, scores, part, (source.layers, size), seed=seed)
         return [values[group].mean(axis=0) for group in groups]
 
-    # Heads, neurons, channels; None if all are kept.
-    neurons = heads = kv_heads = channels = None
+    # Heads, neurons, experts, channels; None if all are kept.
+    neurons = experts = heads = kv_heads = channels = None
     if draft.intermediate != source.intermediate:
         neurons = tuple(best(row, draft.intermediate) for row in layer_scores("neurons_LF", source.intermediate))
+    if draft.experts != source.experts:
+        experts = tuple(best(row, draft.experts) for row in layer_scores("experts_LE", source.experts))
     if draft.heads != source.heads:
         chosen = [best_heads(row, source, draft) for row in layer_scores("heads_LN", source.heads)]
         heads = tuple(queries for queries, _ in chosen)
@@ -233,6 +239,7 @@ def plan_pruning(
         channels=channels,
         target=target,
         encoder_layers=evenly_spaced(source.encoder_layers, draft.encoder_layers),
+        experts=experts,
     )
 
 

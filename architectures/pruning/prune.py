@@ -31,6 +31,7 @@ from architectures.families.family import Family, LayerPart
 from architectures.files import staged_folder, write_json, write_text
 from architectures.hub import read_config
 from architectures.pruning.plan import PLAN_NAME, PruningPlan
+from architectures.requested_shape import OF_SOME
 from architectures.shapes import OtherShape, Shape, checkpoint_tensors, model_shape, rope_for_transformers_4
 from architectures.target_files import carry_files, require_tokenizer, with_special_ids
 from architectures.vocabulary import CONFIG_KEY, DraftVocabulary, read_draft_vocabulary, write_draft_vocabulary
@@ -49,6 +50,7 @@ class TensorLocation:
         kind: weight or bias.
         layer: Index of its layer; None outside the layers.
         in_encoder: True for a layer of the encoder.
+        expert: Index of its expert, if each has such a tensor.
     """
 
     role: str
@@ -56,6 +58,7 @@ class TensorLocation:
     layer: int | None
     prefix: str = ""
     in_encoder: bool = False
+    expert: int = 0
 
 
 def tensor_locations(shape: Shape) -> dict[str, TensorLocation]:
@@ -74,9 +77,10 @@ def tensor_locations(shape: Shape) -> dict[str, TensorLocation]:
 def located(shape: Shape, parts: Mapping[str, LayerPart], at: TensorLocation) -> dict[str, TensorLocation]:
     before = "" if at.layer is None else f"{at.prefix}{at.layer}."
     return {
-        f"{before}{parts[role].name}.{kind}": replace(at, role=role, kind=kind)
+        f"{before}{name}.{kind}": replace(at, role=role, kind=kind, expert=expert)
         for tensor in shape.part_tensors(parts)
         for role, kind in [tensor.rsplit(".", 1)]
+        for expert, name in enumerate(parts[role].names(shape.experts))
     }
 
 
@@ -84,7 +88,7 @@ def draft_tensor(plan: PruningPlan, location: TensorLocation, name: str, read: C
     """Compute one tensor of the draft, in the target's dtype; in float32 if it is more than a copy."""
     part = part_of(plan, location)
     tensor = merged(plan, location, name, read)
-    axes = part.axes if location.kind == "weight" else (str(part.bias_axis),)
+    axes = part.axes[-2:] if location.kind == "weight" else (str(part.bias_axis),)
     for dim, axis in enumerate(axes):
         kept = kept_entries(plan, axis, location.layer)
         if kept is not None:
@@ -118,7 +122,7 @@ def merged(plan: PruningPlan, location: TensorLocation, name: str, read: Callabl
     first = read(source_name(plan, location, name))
     if location.layer is None or location.in_encoder or not plan.merged_layers:
         return first
-    total, rest = first.float(), name.removeprefix(f"{location.prefix}{location.layer}.")
+    total, rest = first.float(), name_in_layer(plan, location, name)
     for other in plan.merged_layers[location.layer]:
         total = total + (read(f"{location.prefix}{other}.{rest}").float() - first.float())
     return total.to(first.dtype)
@@ -131,11 +135,18 @@ def source_name(plan: PruningPlan, location: TensorLocation, name: str) -> str:
     """
     if location.layer is not None:
         layers = plan.encoder_layers if location.in_encoder else plan.source_layers
-        rest = name.removeprefix(f"{location.prefix}{location.layer}.")
-        return f"{location.prefix}{layers[location.layer]}.{rest}"
+        return f"{location.prefix}{layers[location.layer]}.{name_in_layer(plan, location, name)}"
     if location.role == "head" and plan.source.tied and not plan.draft.tied:
         return FAMILIES[plan.source.family].weight("embedding")
     return name
+
+
+def name_in_layer(plan: PruningPlan, location: TensorLocation, name: str) -> str:
+    """Return the name in a layer of the source for a tensor in a layer of the draft; experts may be renumbered."""
+    part = part_of(plan, location)
+    if plan.experts is not None and part.stacked and location.layer is not None:
+        return f"{part.name.format(plan.experts[location.layer][location.expert])}.{location.kind}"
+    return name.removeprefix(f"{location.prefix}{location.layer}.")
 
 
 def kept_entries(plan: PruningPlan, axis: str, layer: int | None) -> Tensor | None:
@@ -153,11 +164,12 @@ def kept_entries(plan: PruningPlan, axis: str, layer: int | None) -> Tensor | No
 def kept_of_plain_axis(plan: PruningPlan, axis: str, layer: int | None) -> Tensor | None:
     if axis == "hidden":
         return None if plan.channels is None else torch.tensor(plan.channels)
-    chosen = {"intermediate": plan.neurons, "query": plan.heads, "key_value": plan.kv_heads}.get(axis)
+    parts = {**dict.fromkeys(("intermediate", "expert_width"), plan.neurons), "experts": plan.experts}
+    chosen = {**parts, "query": plan.heads, "key_value": plan.kv_heads}.get(axis)
     if chosen is None or layer is None:
         return None
     kept = torch.tensor(chosen[layer])
-    if axis == "intermediate":
+    if axis in parts:
         return kept
     return (kept[:, None] * plan.source.head_dim + torch.arange(plan.source.head_dim)).flatten()
 
@@ -291,10 +303,11 @@ def draft_layout(plan: PruningPlan, weights: Weights, dtype: str | None) -> dict
 def draft_config(config: Mapping[str, Any], plan: PruningPlan, dtype: str | None) -> dict[str, Any]:
     """Return the pruned config, with every size written out that an engine might guess."""
     family = FAMILIES[plan.draft.family]
-    draft = {key: value for key, value in config.items() if key != "_name_or_path"}
+    # transformers 5 writes num_experts under another name, which engines may not read.
+    draft = {key: value for key, value in config.items() if key not in ("_name_or_path", "num_local_experts")}
     sizes = ("layers", "hidden", "intermediate", "heads", "kv_heads", "head_dim") if family.width else ("layers",)
-    depth = ("encoder_layers",) if family.encoder is not None else ()
-    draft |= {family.keys[size]: getattr(plan.draft, size) for size in (*sizes, *depth, "vocab")}
+    of_some = [size for size in OF_SOME if size in family.keys]
+    draft |= {family.keys[size]: getattr(plan.draft, size) for size in (*sizes, *of_some, "vocab")}
     draft["tie_word_embeddings"] = plan.draft.tied
     if plan.draft.head_vocab:
         draft[CONFIG_KEY] = plan.draft.head_vocab

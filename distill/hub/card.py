@@ -314,6 +314,8 @@ def fact_rows(recipe: Recipe, folder: Path, counts: Mapping[str, Any], card: Sco
         ("loss", f"{losses}, {distill.max_duration}"),
         ("longest context", contexts or "unknown"),
     ]
+    if shape.experts > 1:
+        rows.append(("experts", f"{shape.experts} per layer, {shape.active_experts} used by each token"))
     if vocabulary is not None:
         rows.append(("reduced vocabulary", f"{vocabulary.size:,} of {shape.vocab:,} tokens"))
     if recipe.target.bits is not None:

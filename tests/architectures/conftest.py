@@ -47,6 +47,7 @@ FAMILY_SETTINGS: dict[str, dict[str, Any]] = {
     "seed_oss": {"head_dim": 32, "attention_out_bias": True},
     "glm4": {"head_dim": 32, "tie_word_embeddings": False},
     "ministral3": {"head_dim": 32},
+    "qwen3_moe": {"head_dim": 32, "attention_bias": True, "rms_norm_eps": 1e-6},
     "opt": {"ffn_dim": 96, "word_embed_proj_dim": 64},
     "gpt_neox": {"tie_word_embeddings": False},
     "bloom": {"n_layer": 4, "n_head": 4},

@@ -134,7 +134,7 @@ def test_a_draft_folder_is_written_in_a_form(small_draft, tmp_path, form):
 
 
 SERVED = ("llama", "mistral", "qwen2", "qwen3", "gemma3_text", "phi3", "granite", "exaone4", "glm4", "ministral3")
-SERVED += ("opt", "bloom", "gpt2")
+SERVED += ("opt", "bloom", "gpt2", "qwen3_moe")
 UNKNOWN_ID = 263
 
 

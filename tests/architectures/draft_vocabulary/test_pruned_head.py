@@ -30,17 +30,19 @@ from architectures.vocabulary_head import (
 from eval.models import load_model
 from tests.architectures.conftest import FAMILY_SETTINGS, perturb
 from tests.architectures.cuts import IDS, plan_for, shape_of
-from tests.families import DECODER_ONLY
+from tests.families import DECODER_ONLY, WITH_EXPERTS
 from tests.rejections import rejects
 
 SAID = (0, 2, 3, 64, 65, 200, 258)
 CLOSE = {"rtol": 1e-4, "atol": 2e-5}  # float32: one product over other rows, and Gemma's scale in another factor
 WIDE_CUT = {"layers": 2, "hidden": "0.75x", "intermediate": 64, "heads": 2, "kv_heads": 1}
+EXPERTS_CUT = {"layers": 2, "hidden": "0.75x", "experts": 3, "heads": 2, "kv_heads": 1}
 LAYERS_ALONE = {"layers": 2}
 
 
 def cuts_of(family: str) -> list[dict]:
-    return [LAYERS_ALONE, WIDE_CUT] if FAMILIES[family].width else [LAYERS_ALONE]
+    wide = EXPERTS_CUT if family in WITH_EXPERTS else WIDE_CUT
+    return [LAYERS_ALONE, wide] if FAMILIES[family].width else [LAYERS_ALONE]
 
 
 TABLE = [(family, tied, cut) for family, tied in product(DECODER_ONLY, (True, False)) for cut in cuts_of(family)]

@@ -52,6 +52,7 @@ REFUSED = [
     *(("text_config", value) for value in ("a", [1], {"vocab_size": 0}, {"hidden_size": "a"})),
     *(("return_dict", value) for value in (False, None, "true")),
     ("num_labels", 10**12),
+    *((name, value) for name in ("num_experts", "num_experts_per_tok") for value in (0, -1, "8", 1.5, True, [8])),
     *(("no_rope_layers", value) for value in ([2], [1, 0.5, 1, 1], ["a"], "1", [1, 0, 1])),
     *((name, value) for name in ("logits_scaling", "residual_multiplier") for value in (0, -1.0, "8", None, True)),
     ("attn_implementation", "somebody/kernel"),
@@ -102,6 +103,7 @@ def test_windows_of_no_width_are_refused(changes):
         {"rope_parameters": {"full_attention": {"rope_theta": 1e6}, "sliding_attention": {"rope_theta": 1e4}}},
         {"eos_token_id": None, "head_dim": None, "num_key_value_heads": None, "rope_parameters": {}},
         {"an_entry_of_the_future": {"deep": [1]}, "text_config": dict(VALID)},
+        {"model_type": "granitemoehybrid", "num_local_experts": 0},
     ],
     ids=str,
 )

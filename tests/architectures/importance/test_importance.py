@@ -13,7 +13,7 @@ from architectures.families import FAMILIES
 from architectures.pruning.importance import activation_scores, removal_order
 from architectures.vocabulary_head import read_text
 from eval.models import load_model
-from tests.families import DECODER_ONLY
+from tests.families import DECODER_ONLY, WITH_EXPERTS, WITH_NEURONS
 from tests.rejections import rejects
 
 METHODS = ("activation", "flap", "magnitude")
@@ -35,7 +35,7 @@ def any_model(request, family_checkpoint):
     return load(family_checkpoint(request.param))
 
 
-@pytest.fixture(scope="module", params=[name for name, family in DECODER_ONLY.items() if family.width])
+@pytest.fixture(scope="module", params=WITH_NEURONS)
 def watched(request, family_checkpoint):
     """A model, its scores, and the inputs and outputs of every module."""
     model = load(family_checkpoint(request.param))
@@ -84,7 +84,10 @@ def test_names_and_sizes(any_model):
     layers, hidden = config.num_hidden_layers, config.hidden_size
     expected = {"block_influence_L": (layers,)}
     for method in METHODS if family.width else ():
-        expected[f"{method}.neurons_LF"] = (layers, config.intermediate_size)
+        if "experts" not in family.keys:
+            expected[f"{method}.neurons_LF"] = (layers, config.intermediate_size)
+        elif method != "flap":
+            expected[f"{method}.experts_LE"] = (layers, config.num_experts)
         expected[f"{method}.heads_LN"] = (layers, config.num_attention_heads)
         if method != "flap":
             expected[f"{method}.channels_H"] = (hidden,)
@@ -186,6 +189,49 @@ def test_magnitude_of_channels(watched):
             total_H += weight.detach().double().pow(2).sum(dim=1 if writes else 0)
 
     np.testing.assert_allclose(watched.scores["magnitude.channels_H"], total_H.sqrt(), rtol=RTOL)
+
+
+@pytest.fixture(scope="module", params=WITH_EXPERTS)
+def routed(request, family_checkpoint):
+    """A model with experts, and its scores."""
+    model = load(family_checkpoint(request.param))
+    return SimpleNamespace(model=model, scores=activation_scores(model, IDS_ST))
+
+
+def test_an_expert_is_worth_what_the_router_gives_it_where_it_is_chosen(routed):
+    with torch.no_grad():
+        logits = routed.model(IDS_ST, output_router_logits=True).router_logits
+    for layer, logits_XE in enumerate(logits):
+        worth = [0.0] * 4
+        for p_E in logits_XE.double().softmax(dim=-1).tolist():
+            for expert in sorted(range(4), key=lambda each: -p_E[each])[:2]:
+                worth[expert] += p_E[expert]
+        np.testing.assert_allclose(routed.scores["activation.experts_LE"][layer], worth, rtol=1e-4)
+
+
+@pytest.mark.parametrize("batch_size", [2, 3])
+def test_batches_do_not_matter_to_experts(routed, batch_size):
+    together = activation_scores(routed.model, IDS_ST, batch_size=batch_size)
+    for name, values in routed.scores.items():
+        np.testing.assert_allclose(together[name], values, rtol=2e-4, atol=1e-9, err_msg=name)
+
+
+def test_magnitude_of_experts_and_of_the_channels_that_they_read_and_write(routed):
+    weights = {name: each.detach().double() for name, each in routed.model.named_parameters()}
+    total_H = weights["model.embed_tokens.weight"].pow(2).sum(dim=0)
+    for layer in range(4):
+        begin = f"model.layers.{layer}."
+        stacked = [weights[f"{begin}mlp.experts.{name}_proj"] for name in ("gate_up", "down")]
+        gate = weights[f"{begin}mlp.gate.weight"]
+        for expert in range(4):
+            touched = torch.cat([each[expert].flatten() for each in (*stacked, gate)])
+            found = routed.scores["magnitude.experts_LE"][layer, expert]
+            assert found == pytest.approx(touched.norm().item(), rel=RTOL)
+        total_H += stacked[0].pow(2).sum(dim=(0, 1)) + stacked[1].pow(2).sum(dim=(0, 2)) + gate.pow(2).sum(dim=0)
+        for name in ("q", "k", "v"):
+            total_H += weights[f"{begin}self_attn.{name}_proj.weight"].pow(2).sum(dim=0)
+        total_H += weights[f"{begin}self_attn.o_proj.weight"].pow(2).sum(dim=1)
+    np.testing.assert_allclose(routed.scores["magnitude.channels_H"], total_H.sqrt(), rtol=RTOL)
 
 
 def test_a_large_matrix_in_pieces(watched, monkeypatch):

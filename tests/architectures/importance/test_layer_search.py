@@ -27,8 +27,11 @@ def layer_of(model, layer):
 
 
 def make_identity(model, layer):
+    family = FAMILIES[model.config.model_type]
     for role in ("attention_output", "ffn_down"):
-        model.get_submodule(FAMILIES[model.config.model_type].layer_module(layer, role)).weight.data.zero_()
+        stacked = family.layer[role].stacked
+        name = f"{family.layer_prefix}{layer}.{stacked}" if stacked else f"{family.layer_module(layer, role)}.weight"
+        model.get_parameter(name).data.zero_()
 
 
 @pytest.fixture(scope="module", params=DECODER_ONLY)

@@ -220,7 +220,10 @@ def test_a_plan_keeps_the_sizes_of_any_family(tmp_path):
     assert PruningPlan.from_json(plan.to_json()) == plan
 
 
-@pytest.mark.parametrize("wanted", [{"hidden": 32}, {"heads": 2}, {"method": "merge"}, {"vocabulary": {"size": 64}}])
+WIDTHS = [{"hidden": 32}, {"heads": 2}, {"experts": 2}, {"method": "merge"}, {"vocabulary": {"size": 64}}]
+
+
+@pytest.mark.parametrize("wanted", WIDTHS)
 def test_only_whole_layers_can_be_pruned(wanted, tmp_path):
     tiny_model("olmoe", tmp_path)
     shape = model_shape(json.loads((tmp_path / "config.json").read_text()))

@@ -30,6 +30,7 @@ def random_scores(source: Shape) -> Scores:
         "activation.neurons_LF": generator.random((layers, source.intermediate)),
         "activation.heads_LN": generator.random((layers, source.heads)),
         "activation.channels_H": generator.random(source.hidden),
+        "activation.experts_LE": generator.random((layers, source.experts)),
     }
     return Scores(arrays)
 
@@ -115,6 +116,22 @@ def test_the_best_neurons_and_channels_stay():
     assert plan.channels == (1, 3)
 
 
+def test_the_best_experts_stay_and_are_scored_together_where_layers_are_merged():
+    source = replace(SMOLLM2, family="qwen3_moe", layers=3, experts=4, active_experts=1)
+    scores = Scores(
+        {
+            "activation.experts_LE": np.array([[5, 1, 4, 2], [1, 9, 1, 1], [0, 0, 1, 2.0]]),
+            "merge_order": np.array([1.0, 2.0]),
+        }
+    )
+    plan = plan_pruning(source, ArchitectureConfig(experts=2), scores)
+    assert plan.experts == ((0, 2), (0, 1), (2, 3))
+    assert plan.draft == replace(source, experts=2)
+    merged = plan_pruning(source, ArchitectureConfig(layers=2, experts=2, method="merge"), scores)
+    assert merged.experts == ((0, 1), (2, 3))
+    assert needed_scores(source, ArchitectureConfig(experts=2)) == {"activation.experts_LE"}
+
+
 def heads_kept(scores, heads, kv_heads):
     source = Shape(layers=1, hidden=12, intermediate=4, heads=6, kv_heads=3, head_dim=2, vocab=9)
     config = ArchitectureConfig(heads=heads, kv_heads=kv_heads)
@@ -187,7 +204,13 @@ def full_plan():
     """A plan of a small source that cuts everything."""
     source = Shape(layers=4, hidden=64, intermediate=128, heads=4, kv_heads=2, head_dim=16, vocab=99)
     config = ArchitectureConfig(layers=2, hidden=32, intermediate=96, heads=2, method="block_influence")
-    return plan_pruning(source, config, random_scores(source))
+    return with_experts(plan_pruning(source, config, random_scores(source)))
+
+
+def with_experts(plan):
+    """The plan where there are experts too, three of five: no recipe prunes both neurons and experts."""
+    source, draft = (replace(each, experts=n, active_experts=2) for each, n in ((plan.source, 5), (plan.draft, 3)))
+    return replace(plan, source=source, draft=draft, experts=((0, 2, 3), (1, 2, 4)))
 
 
 @pytest.mark.parametrize(
@@ -209,6 +232,9 @@ def full_plan():
         (lambda plan: plan.update(channels=None), "channels"),
         (lambda plan: plan["channels"].__setitem__(0, 10**12), "channels"),
         (lambda plan: plan.update(merged_layers=[[9]]), "merged_layers"),
+        (lambda plan: plan["experts"][0].__setitem__(0, 9), "experts"),
+        (lambda plan: plan.update(experts=None), "experts"),
+        (lambda plan: plan["draft"].update(experts=1), "draft"),
     ],
 )
 def test_a_plan_that_cannot_be_cut_by_is_refused(tmp_path, edit, named):
@@ -222,7 +248,7 @@ def test_a_plan_that_cannot_be_cut_by_is_refused(tmp_path, edit, named):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_every_plan_that_is_made_can_be_read(tmp_path, method):
-    source = full_plan().source
+    source = replace(full_plan().source, experts=0, active_experts=0)
     for config in (
         {"layers": 2},
         {"layers": 4, "heads": 2},

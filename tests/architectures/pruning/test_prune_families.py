@@ -16,9 +16,8 @@ from architectures.hub import read_config
 from architectures.pruning.plan import PruningPlan
 from architectures.pruning.prune import prune_checkpoint
 from tests.architectures.cuts import load, logits, plan_for, pruned, write_config
-from tests.families import DECODER_ONLY
+from tests.families import DECODER_ONLY, WIDE, WITH_EXPERTS, WITH_NEURONS
 
-WIDE = [name for name, family in FAMILIES.items() if family.width]
 CLOSE = {"rtol": 1e-3, "atol": 2e-4}  # float32: the same sums over fewer terms, in another order, through four layers
 
 
@@ -77,7 +76,9 @@ def test_layers_keep_their_rotary_positions_where_an_interval_says_which_have_so
     assert [layer.self_attn.use_rope for layer in load(copy).model.layers] == [1, 0, 1, 0]
 
 
-def test_a_removed_neuron_is_that_neuron_zeroed(wide_target, tmp_path):
+@pytest.mark.parametrize("family", WITH_NEURONS)
+def test_a_removed_neuron_is_that_neuron_zeroed(family_checkpoint, family, tmp_path):
+    wide_target = family_checkpoint(family)
     plan = plan_for(wide_target, intermediate=80)
     neurons = plan.neurons
     assert neurons is not None
@@ -91,6 +92,39 @@ def test_a_removed_neuron_is_that_neuron_zeroed(wide_target, tmp_path):
     torch.testing.assert_close(
         logits(pruned(wide_target, plan, tmp_path / "draft")), logits(edit(wide_target, zero)), **CLOSE
     )
+
+
+@pytest.mark.parametrize("norm_topk_prob", [True, False])
+@pytest.mark.parametrize("count", [3, 2])
+@pytest.mark.parametrize("family", WITH_EXPERTS)
+def test_a_removed_expert_is_one_that_no_router_chooses(family_copy, tmp_path, family, count, norm_topk_prob):
+    """Its router logit is -inf before the softmax, so that those of a token that would use it move to others."""
+    target = family_copy(family)
+    write_config(target, norm_topk_prob=norm_topk_prob)
+    plan = plan_for(target, experts=count, heads=2)
+    assert plan.experts is not None
+    assert len(set(plan.experts)) > 1  # each layer keeps its own
+    draft = pruned(target, plan, tmp_path / "draft")
+    assert read_config(tmp_path / "draft")["num_experts"] == count
+    assert "num_local_experts" not in read_config(tmp_path / "draft")
+
+    whole = pruned(target, replace(plan, draft=replace(plan.draft, experts=4), experts=None), tmp_path / "whole")
+    before = logits(whole)
+    for layer, kept in enumerate(plan.experts):
+        gate = whole.get_submodule(FAMILIES[family].layer_module(layer, "router"))
+        gate.register_forward_hook(choose_among(kept, 2, normalise=norm_topk_prob))
+    torch.testing.assert_close(logits(draft), logits(whole), **CLOSE)
+    assert (logits(draft) - before).abs().max() > 0.05
+
+
+def choose_among(kept: tuple[int, ...], top_k: int, *, normalise: bool):
+    def route(module, args, output):
+        masked = torch.full_like(output[0], -torch.inf)
+        masked[:, kept] = output[0][:, kept]
+        weights, chosen = masked.softmax(dim=-1).topk(top_k, dim=-1)
+        return masked, weights / weights.sum(dim=-1, keepdim=True) if normalise else weights, chosen
+
+    return route
 
 
 @pytest.mark.parametrize(("heads", "kv_heads"), [(2, 2), (2, 1), (1, 1)])
@@ -143,6 +177,10 @@ def test_a_removed_channel_is_that_channel_zeroed(wide_target, tmp_path):
         weights[family.weight("embedding")][:, gone] = 0
         for layer in range(4):
             for role in ("attention_output", "ffn_down"):
+                stacked = family.layer[role].stacked
+                if stacked:
+                    weights[f"{family.layer_prefix}{layer}.{stacked}"][:, gone] = 0
+                    continue
                 weights[f"{family.layer_module(layer, role)}.weight"][gone] = 0
                 bias = weights.get(f"{family.layer_module(layer, role)}.bias")
                 if bias is not None:

@@ -13,6 +13,8 @@ LLAMA_7B = NAMED_SHAPES["llama-7b"].shape
 SMOLLM2 = Shape(layers=30, hidden=576, intermediate=1536, heads=9, kv_heads=3, head_dim=64, vocab=49152, tied=True)
 LLAMA_3 = Shape(layers=32, hidden=4096, intermediate=14336, heads=32, kv_heads=8, head_dim=128, vocab=128256)
 
+QWEN3_MOE = replace(LLAMA_3, family="qwen3_moe", intermediate=768, experts=16, active_experts=4)
+
 
 def cut(source: Shape, **architecture) -> Shape:
     return draft_shape(source, ArchitectureConfig(**architecture))
@@ -21,6 +23,8 @@ def cut(source: Shape, **architecture) -> Shape:
 def test_a_size_left_out_is_the_targets():
     assert cut(SMOLLM2, layers=6) == replace(SMOLLM2, layers=6)
     assert cut(SMOLLM2, intermediate=700) == replace(SMOLLM2, intermediate=700)
+    assert cut(QWEN3_MOE, layers=6) == replace(QWEN3_MOE, layers=6)
+    assert cut(QWEN3_MOE, experts="0.25x") == replace(QWEN3_MOE, experts=4)
 
 
 def test_shares_of_the_target():
@@ -60,6 +64,12 @@ def test_key_value_heads_follow_the_heads():
         (replace(SMOLLM2, head_dim=63), {"layers": 2}, ("head_dim", 63)),
         (SMOLLM2, {"hidden": 288, "width_method": "flap"}, ("hidden", 288, "flap")),
         (replace(SMOLLM2, family="opt", kv_heads=9), {"hidden": 288}, ("hidden", "opt")),
+        (QWEN3_MOE, {"experts": 17}, ("experts", 17, 16)),
+        (QWEN3_MOE, {"experts": 3}, ("architecture.experts=3", 4, "num_experts_per_tok")),
+        (QWEN3_MOE, {"experts": "0.2x"}, ("architecture.experts=0.2x", 16)),
+        (QWEN3_MOE, {"experts": 8, "width_method": "flap"}, ("experts", 8, 16, "flap")),
+        (QWEN3_MOE, {"intermediate": 384}, ("intermediate", "qwen3_moe", "architecture.experts")),
+        (SMOLLM2, {"experts": 4}, ("architecture.experts=4", "llama")),
     ],
 )
 def test_a_shape_that_cannot_be_is_refused_with_the_reason(source, architecture, named):
@@ -75,6 +85,7 @@ def test_a_shape_that_cannot_be_is_refused_with_the_reason(source, architecture,
         {},
         {"shape": "wide-796m", "layers": 3},
         {"plan": "p", "hidden": 3},
+        {"plan": "p", "experts": 3},
         {"shape": "wide-796m", "plan": "p"},
         {"stages": [3, 2], "layers": 2},
         {"stages": [3, 2], "plan": "p"},

@@ -9,6 +9,7 @@ import transformers
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
+from architectures.checkpoint import stored_tensors
 from architectures.compatibility import quantised_formats, serving_problems, tensor_parallel_degrees
 from architectures.families import FAMILIES
 from architectures.hub import KNOWN_CONFIGS, read_config
@@ -36,6 +37,7 @@ TINY = {
     "head_dim": 32,
     "vocab_size": 100,
 }
+EXPERTS = {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
 VARIANTS = {
     "llama, attention_bias": {**TINY, "model_type": "llama", "attention_bias": True},
     "llama, mlp_bias": {**TINY, "model_type": "llama", "mlp_bias": True},
@@ -51,6 +53,7 @@ VARIANTS = {
     "seed_oss, no attention_bias": {**TINY, "model_type": "seed_oss", "attention_bias": False},
     "glm4": {**TINY, "model_type": "glm4", "pad_token_id": 0},
     "ministral3": {**TINY, "model_type": "ministral3"},
+    "qwen3_moe": {**TINY, "model_type": "qwen3_moe", **EXPERTS},
 }
 # method.md 1.1, in millions
 PUBLISHED = {
@@ -93,9 +96,10 @@ def test_parameters_are_transformers_own(config):
 def test_tensor_names_and_sizes_are_transformers_own(config):
     shape = Shape.from_config(config)
 
-    found = {name: tuple(p.shape) for name, p in meta_model(config).named_parameters()}
+    family, parameters = FAMILIES[shape.family], meta_model(config).named_parameters()
+    stored = [stored_tensors(family.stored_names(name, len(each)), each) for name, each in parameters]
 
-    assert checkpoint_tensors(shape) == found
+    assert checkpoint_tensors(shape) == {name: tuple(each.shape) for part in stored for name, each in part.items()}
 
 
 def test_a_written_config_says_what_the_short_one_means():
@@ -137,17 +141,20 @@ def test_kv_bytes_are_those_of_a_real_cache():
     assert Shape.from_config(config).kv_bytes_per_token("float32") * 7 == held
 
 
+@pytest.mark.parametrize("variant", ["llama, attention_bias", "qwen3_moe"])
 @pytest.mark.parametrize("cached", [0, 1, 11])
-def test_flops_are_those_torch_counts(cached):
-    config = AutoConfig.for_model(**VARIANTS["llama, attention_bias"], attn_implementation="eager")
-    shape = Shape.from_config(VARIANTS["llama, attention_bias"])
-    model = AutoModelForCausalLM.from_config(config).eval()
+def test_flops_are_those_torch_counts(cached, variant):
+    config = AutoConfig.for_model(**VARIANTS[variant], attn_implementation="eager")
+    shape = Shape.from_config(VARIANTS[variant])
+    how = {"experts_implementation": "eager"} if shape.experts else {}  # the counter does not know grouped products
+    model = AutoModelForCausalLM.from_config(config, **how).eval()
     with torch.inference_mode():
         past = model(torch.zeros(1, cached, dtype=torch.long)).past_key_values if cached else None
         with FlopCounterMode(display=False) as counter:
             model(torch.zeros(1, 1, dtype=torch.long), past_key_values=past)
 
-    rotary = counter.get_flop_counts().get("LlamaForCausalLM.model.rotary_emb", {})  # counted by some versions of torch
+    name = f"{FAMILIES[shape.family].architecture}.model.rotary_emb"
+    rotary = counter.get_flop_counts().get(name, {})  # counted by some versions of torch
     assert counter.get_total_flops() - sum(rotary.values()) == shape.flops_per_token(cached + 1)
 
 
@@ -169,6 +176,11 @@ OWN_CODE = {"auto_map": {"AutoModelForCausalLM": "modeling_baichuan.BaichuanForC
         ({"hidden_size": "48"}, "hidden_size '48'"),
         ({"model_type": "gpt_neox", "num_attention_heads": 100}, "num_attention_heads"),
         ({"num_key_value_heads": 3}, "num_key_value_heads"),
+        ({"model_type": "qwen3_moe"}, "num_experts"),
+        ({**VARIANTS["qwen3_moe"], "num_experts": 0}, "num_experts 0"),
+        ({**VARIANTS["qwen3_moe"], "num_experts_per_tok": "2"}, "num_experts_per_tok '2'"),
+        ({**VARIANTS["qwen3_moe"], "mlp_only_layers": [0]}, "mlp_only_layers"),
+        ({**VARIANTS["qwen3_moe"], "decoder_sparse_step": 2}, "decoder_sparse_step"),
     ],
 )
 def test_a_config_of_no_model_that_is_known_is_refused(config, named):

@@ -96,6 +96,18 @@ def test_a_plan_becomes_the_sizes_it_cuts_to(tmp_path):
     assert (small.plan, small.layers) == (None, 2)
 
 
+def test_experts_stay_fewer_than_the_targets(tmp_path):
+    sizes = {"num_hidden_layers": 48, "hidden_size": 2048, "num_attention_heads": 32, "num_key_value_heads": 4}
+    experts = {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768, "intermediate_size": 6144}
+    config = {"model_type": "qwen3_moe", "head_dim": 128, "vocab_size": 151936, **sizes, **experts}
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    real = make({"layers": 6, "heads": 16, "experts": "0.25x"}, target={"path": str(tmp_path)})
+    cut = planned_shapes(real)
+    tiny = tiny_run(real, cut.target, cut.source)
+    assert (tiny.target.experts, tiny.target.active_experts, tiny.draft.experts) == (8, 2, 2)
+    assert (debug_recipe(real, tiny).architecture.experts, debug_recipe(real, tiny).architecture.heads) == (2, 8)
+
+
 def test_stages_stay_stages():
     small = shrink(make({"stages": [16, 8, 5], "heads": 16})).architecture
     assert small.stages == [4, 3, 2]

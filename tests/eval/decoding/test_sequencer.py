@@ -39,7 +39,7 @@ BY_ROWS = {
     "gpt2": {},
     "gpt_bigcode": {},
 }
-ONE_BY_ONE = {"opt": {"ffn_dim": 128, "word_embed_proj_dim": 64}, "bloom": {}}
+ONE_BY_ONE = {"opt": {"ffn_dim": 128, "word_embed_proj_dim": 64}, "bloom": {}, "qwen3_moe": {}}
 GO_ON = {
     **ONE_BY_ONE,
     "gpt_neo": {"num_layers": 4, "attention_types": [[["global", "local"], 2]]},  # positions have embeddings

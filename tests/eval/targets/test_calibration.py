@@ -75,6 +75,12 @@ def test_what_the_sums_take_counts_in_the_cap(target_folder, monkeypatch):
         held_scores(target_folder, tight)
 
 
+def test_experts_half_on_the_disk_have_the_scores_of_those_in_memory(held_family):
+    folder = held_family("qwen3_moe")
+    assert "disk" in load_target(folder, dtype="float32", holding=HALF).hf_device_map.values()
+    same_bits(held_scores(folder, HALF), whole_scores(folder))
+
+
 def test_a_target_half_on_the_disk_has_the_scores_and_the_order_of_one_in_memory(target_folder):
     same_bits(held_scores(target_folder, HALF), whole_scores(target_folder))
     whole, half = load_model(target_folder, dtype="float32"), load_target(target_folder, dtype="float32", holding=HALF)
