@@ -10,16 +10,14 @@ import torch
 from transformers import AutoModelForSeq2SeqLM
 
 import distill.trainer
-from distill.chunked_loss import ResponseLogits, head_of
+from distill.chunked_loss import ResponseLogits
 from distill.data.batches import ResponseDataset, collate
-from distill.losses import LOSSES, build_objective, forward_kl
+from distill.losses import LOSSES, build_objective
 from distill.model import DistillModel
-from distill.online.learning import batch_of
-from distill.online.serving import read_served
 from distill.pipeline import cache_stage, generate_stage, prune_stage
 from distill.recipe.recipe import Recipe, save_recipe
 from distill.run import Run
-from distill.teacher import CachedTeacher, load_teacher
+from distill.teacher import load_teacher
 from distill.train import train
 from eval.models import load_model
 from eval.replay import response_logits
@@ -175,35 +173,3 @@ def test_responses_can_be_the_students_own(make_translation_run, source):
     logged = metrics(recipe)[1]
     assert logged["samples/student_tokens"] > 0
     assert (logged["samples/teacher_tokens"] == 0) == (source == "student")
-
-
-@pytest.mark.slow
-def test_responses_to_requests_are_learned(make_translation_run, tmp_path):
-    """Served live; the loss of what was served is that of both models' own forward passes."""
-    stream = tmp_path / "stream.jsonl"
-    stream.write_text("".join(json.dumps({"prompt": f"say {i}"}) + "\n" for i in range(6)))
-    online = {"stream": {"sources": [{"path": str(stream)}]}, "update_interval": 2}
-    recipe = make_translation_run(
-        "run",
-        online={**online, "responses": "live"},
-        teacher={"source": "cache"},
-        scheduler={"name": "constant_with_warmup", "t_warmup": "0ba"},
-        max_duration="1ep",
-        eval_interval="1dur",
-        device_train_microbatch_size=1,
-    )
-    run = Run.of(recipe)
-    cache_stage(run)
-    train(recipe)
-    files = sorted((run.folder / "online" / "rank0" / "requests").glob("*.safetensors"))
-    served = [read_served(file) for file in files]
-    assert len(served) == 6
-
-    init, target = (load_model(folder, dtype="float32", device="cpu") for folder in (run.init.path, run.target))
-    objective = build_objective("forward_kl", temperature=1.0)
-    model = DistillModel(ResponseLogits(init), CachedTeacher(head_of(target)), objective=objective, cpu_bfloat16=False)
-    summed = torch.zeros(())
-    for each in served:
-        student, teacher = (response_logits(lm, each.prompt_ids, each.response_ids) for lm in (init, target))
-        summed = summed + forward_kl(student, teacher).sum()
-    torch.testing.assert_close(model.eval()(batch_of(served)), summed, rtol=1e-4, atol=1e-4)

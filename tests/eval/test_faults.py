@@ -5,7 +5,6 @@ elsewhere before.
 """
 
 import json
-import re
 from pathlib import Path
 
 import pytest
@@ -145,11 +144,6 @@ def test_a_rate_counts_tokens_and_not_characters(target_tokenizer):
         assert runner.rate == count / runner.spent_s
         assert runner.summary.startswith(f"without draft: {count} tokens, ")
         assert spent_on([decoded]).ms_per_token == 1000 / count
-
-
-def test_no_two_built_in_prompts_are_joined_by_a_missing_comma():
-    assert len(PROMPTS) == len(set(PROMPTS)) == 128
-    assert not [prompt for prompt in PROMPTS if re.search(r"[.?!][A-Z]", prompt)]
 
 
 def test_no_built_in_prompt_is_one_that_the_quickstart_trains_on():
