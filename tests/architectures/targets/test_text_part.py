@@ -63,7 +63,7 @@ WRAPPERS = {  # model_type: that of its text model, and entries that this needs 
     "mistral3": ("mistral", {}),
     "qwen2_5_vl": ("qwen2", {"rope_parameters": ROPE | {"mrope_section": [2, 3, 3]}}),
     "qwen3_vl": ("qwen3", {"rope_parameters": ROPE | {"mrope_section": [4, 2, 2]}}),
-    "qwen3_5": ("qwen3_5_text", {"layer_types": ["linear_attention", "full_attention", "linear_attention"]}),
+    "qwen3_5": ("qwen3_5_text", {"layer_types": ["linear_attention", "linear_attention", "full_attention"]}),
     "llama4": ("llama4_text", {"layer_types": ["full_attention"] * 3}),
 }
 
