@@ -13,6 +13,7 @@ further line holds prompts of token ids, their seeds and sampling settings. It w
 
 # pyright: reportMissingImports=false
 
+import gc
 import json
 import os
 import random
@@ -60,11 +61,21 @@ def decode_all(open_engine: OpenEngine, request: dict[str, Any]) -> dict[str, An
     return {"texts": texts, "own": own}
 
 
+def without_processes_on_cpus() -> None:
+    """On a CPU, let vLLM compute in this process: its processes wait for each other in busy loops, on our cores."""
+    from vllm.platforms import current_platform
+
+    if current_platform.is_cpu():
+        os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+
+
 class VllmEngine:
-    """vLLM in this process."""
+    """vLLM, on a CPU in this process."""
 
     def __init__(self, request: dict[str, Any], draft: str | None) -> None:
         from vllm import LLM
+
+        without_processes_on_cpus()
 
         settings: dict[str, Any] = {}
         if draft is not None:
@@ -116,6 +127,8 @@ class VllmEngine:
 
     def close(self) -> None:
         self.engine.llm_engine.engine_core.shutdown()
+        del self.engine
+        gc.collect()  # weights and cache of an engine in this process
 
 
 def increase(after: Any, before: Any) -> Any:
@@ -280,6 +293,7 @@ def generate() -> None:
 
     import vllm
 
+    without_processes_on_cpus()
     settings = json.loads(sys.stdin.readline())
     llm = vllm.LLM(**settings, generation_config="vllm")  # ignores the checkpoint's sampling settings
     print(json.dumps({"version": vllm.__version__}), file=replies, flush=True)

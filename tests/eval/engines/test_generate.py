@@ -204,6 +204,7 @@ def vllm(tmp_path, monkeypatch, target_folder, own_folder):
     package = tmp_path / "environment" / "vllm"
     package.mkdir(parents=True)
     (package / "__init__.py").write_text(Path(__file__).with_name("fake_vllm.py").read_text())
+    (package / "platforms.py").write_text("class current_platform:\n    is_cpu = staticmethod(lambda: True)\n")
     monkeypatch.setenv("PYTHONPATH", str(package.parent))
     monkeypatch.setenv("FAKE_VLLM", str(tmp_path / "prepared.json"))
     responses = {json.dumps(trace.prompt_ids): trace.response_ids for trace in read_traces(own_folder, "train")}
