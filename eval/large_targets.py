@@ -11,12 +11,15 @@ or biases, and results equal an uninterrupted call, bit for bit if the same kern
 """
 
 import os
+import re
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
+from math import prod
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Generic, TypeVar
@@ -40,7 +43,7 @@ from architectures.hub import read_config, require_whole_head
 from architectures.pruning.importance import Access, Reading, Watch, watching_bytes
 from architectures.pruning.prune import require_whole
 from architectures.settings import WHOLE, Holding
-from architectures.shapes import Shape
+from architectures.shapes import DTYPE_BYTES, Shape
 from eval.layer_memory import KEY, LayerMemory, layer_memory, reject_small_cap, requested_bytes
 from eval.models import (
     default_device,
@@ -490,7 +493,7 @@ def load_spread(folder: Path, *, dtype: str, holding: Holding) -> PreTrainedMode
     Layers run where they are; those in CPU memory or on disk are moved to a GPU, or to the CPU, each time they run.
 
     Raises:
-        UserError: If its family is unknown, or a cap is smaller than a layer.
+        UserError: If a cap is smaller than a layer.
     """
     # The computing device may take the recipe's limit, and must hold the largest layer whole.
     num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -498,16 +501,15 @@ def load_spread(folder: Path, *, dtype: str, holding: Holding) -> PreTrainedMode
     memory: dict[Any, int] = dict(get_max_memory())
     if holding.device_memory_gib is not None:
         memory |= dict.fromkeys(computing, int(holding.device_memory_gib * 2**30))
-    shape = Shape.from_config(read_config(folder), where=str(folder / "config.json"))
-    needed, allowed = layer_memory(shape, dtype), min(memory[name] for name in computing)
-    if needed.largest_bytes > allowed:
+    weights, allowed = open_weights(folder), min(memory[name] for name in computing)
+    largest, needed = largest_part(weights, dtype)
+    if needed > allowed:
         raise UserError(
-            f"{folder}: {needed.largest} has {format_bytes(needed.largest_bytes)} in {dtype} and must fit on one "
+            f"{folder}: {largest} has {format_bytes(needed)} in {dtype} and must fit on one "
             f"device, which has {format_bytes(allowed)}. Raise {KEY}, or use a machine with more memory."
         )
 
     # Check every tensor once: those on disk are not checked when the model is loaded.
-    weights = open_weights(folder)
     for name in weights.info:
         tensor = weights.read(name).to(getattr(torch, dtype))
         reject_not_finite_tensor(str(weights.files[name]), name, tensor)
@@ -522,3 +524,12 @@ def load_spread(folder: Path, *, dtype: str, holding: Holding) -> PreTrainedMode
             "or set target.placement to layers."
         )
     return model
+
+
+def largest_part(weights: Weights, dtype: str) -> tuple[str, int]:
+    """Return name and bytes of the largest layer, or other module, of a checkpoint in a dtype."""
+    sizes = Counter[str]()
+    for name, info in weights.info.items():
+        layer = re.match(r".*?\.\d+(?=\.)", name)
+        sizes[layer[0] if layer else name.rpartition(".")[0]] += prod(info.size) * DTYPE_BYTES[dtype]
+    return sizes.most_common(1)[0]

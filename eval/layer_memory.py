@@ -5,10 +5,9 @@ from math import prod
 from pathlib import Path
 
 from architectures.errors import UserError
-from architectures.families import FAMILIES
 from architectures.files import format_bytes
 from architectures.settings import Holding
-from architectures.shapes import DTYPE_BYTES, Shape
+from architectures.shapes import DTYPE_BYTES, OtherShape, Shape
 
 KEY = "target.device_memory_gib"
 WIDEST = 3  # times the width of a feed-forward: gate, up and their product
@@ -67,7 +66,7 @@ def layer_memory(shape: Shape, dtype: str, *, keeps_scores: bool = True) -> Laye
     neurons = shape.intermediate * max(1, shape.active_experts)
     widths = STREAMS * shape.hidden + WIDEST * neurons + 2 * (shape.axis("query") + shape.axis("key_value"))
     scores = SCORE_COPIES * shape.heads * item if keeps_scores else 0
-    stacks = 1 if FAMILIES[shape.family].encoder is None else 2
+    stacks = 2 if shape.encoder_layers else 1
     return LayerMemory(
         largest=f"its {largest}",
         largest_bytes=parts[largest] * item,
@@ -87,9 +86,9 @@ def requested_bytes(holding: Holding) -> tuple[int, str] | None:
 
 
 def reject_asked_cap(target: Path | str, shape: Shape, dtype: str, holding: Holding) -> None:
-    """Raise UserError if the configured memory does not fit the largest part of a target."""
+    """Raise UserError if the configured memory does not fit the largest part of a target, if its size is known."""
     requested = requested_bytes(holding)
-    if holding.placement != "whole" and requested is not None:
+    if holding.placement != "whole" and requested is not None and not isinstance(shape, OtherShape):
         reject_small_cap(target, layer_memory(shape, dtype), requested)
 
 
