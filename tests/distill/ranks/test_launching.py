@@ -127,29 +127,19 @@ def test_what_one_process_does_is_started_once(launched, monkeypatch, words, cap
 
 
 @pytest.mark.parametrize(
-    ("words", "refused"),
+    ("world", "words", "refused"),
     [
-        (["report", "r"], "2 processes"),
-        (["check", "r.yaml"], "widedraft check"),
-        (["cache", "r.yaml", "--verify"], "widedraft cache"),
-        (["run", "r.yaml", "--processes", "2"], "--processes"),
-    ],
-)  # fmt: skip
-def test_what_processes_cannot_share_is_refused(monkeypatch, capsys, words, refused):
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    assert widedraft.main(words) == 2
-    assert refused in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("words", "refused"),
-    [
-        (["cache", "r.yaml", "--verify", "--processes", "2"], "--processes"),
-        (["eval", "--recorded", "a", "--draft", "b", "--processes", "2"], "--processes"),
-        (["run", "r.yaml", "--processes", "0"], "--processes"),
+        (2, ["report", "r"], "2 processes"),
+        (2, ["check", "r.yaml"], "widedraft check"),
+        (2, ["cache", "r.yaml", "--verify"], "widedraft cache"),
+        (2, ["run", "r.yaml", "--processes", "2"], "--processes"),
+        (1, ["cache", "r.yaml", "--verify", "--processes", "2"], "--processes"),
+        (1, ["eval", "--recorded", "a", "--draft", "b", "--processes", "2"], "--processes"),
+        (1, ["run", "r.yaml", "--processes", "0"], "--processes"),
     ],
 )
-def test_a_number_that_would_be_ignored_is_refused(launched, capsys, words, refused):
+def test_what_processes_cannot_share_is_refused(launched, monkeypatch, capsys, world, words, refused):
+    monkeypatch.setenv("WORLD_SIZE", str(world))
     assert widedraft.main(words) == 2
     assert refused in capsys.readouterr().err
     assert not launched

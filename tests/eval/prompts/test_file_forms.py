@@ -52,13 +52,8 @@ def test_a_list_of_conversations_is_read_as_it_is(tmp_path):
 
 @pytest.mark.parametrize("name", ["dataset", "topic", "language", "category"])
 def test_a_conversation_says_its_category_in_any_of_four_fields(tmp_path, name):
-    [prompt] = load_prompts([written(tmp_path / "c.json", [conversation(0, "a", **{name: "x"})])])
-    assert prompt.category == "x"
-
-
-def test_other_rows_have_no_category_in_those(tmp_path):
-    [prompt] = load_prompts([written(tmp_path / "c.json", [{"prompt": "a", "language": "x"}])])
-    assert prompt.category is None
+    rows = [conversation(0, "a", **{name: "x"}), {"prompt": "a", "language": "x"}]
+    assert [each.category for each in load_prompts([written(tmp_path / "c.json", rows)])] == ["x", None]
 
 
 def test_the_responses_of_a_list_of_conversations_are_learned(tmp_path):
