@@ -185,8 +185,8 @@ def lines(description: str, total: int, whole: float) -> Iterator[Advance]:
 
 
 def time_left(elapsed_s: float, fraction: float) -> float | None:
-    """Return the seconds left at the mean speed so far; None before any progress."""
-    return elapsed_s * (1 - fraction) / fraction if fraction > 0 else None
+    """Return the seconds left at the mean speed so far; None before a hundredth is done."""
+    return elapsed_s * (1 - fraction) / fraction if fraction >= 0.01 else None
 
 
 def no_progress(work: float, /, *, items: int = 1) -> None:

@@ -26,10 +26,10 @@ def test_a_line_a_minute_without_a_terminal(clock, capsys):
 
 
 def test_the_time_left_counts_work_and_not_items(clock, capsys):
-    with progress("work", total=2, whole=10) as advance:
-        clock[0] = 60
-        advance(2)
-    assert "1 of 2, 0:04:00" in capsys.readouterr().err
+    with progress("work", total=3, whole=10) as advance:
+        for clock[0], work in ((60, 0.05), (120, 1.95)):  # below a hundredth the speed is unknown
+            advance(work)
+    assert re.findall(r"(\d of 3, .*) left", capsys.readouterr().err) == ["1 of 3, ?", "2 of 3, 0:08:00"]
 
 
 def test_a_short_loop_prints_nothing(capsys):
