@@ -77,13 +77,13 @@ def open_llama_cpp(options: argparse.Namespace, tokens: int) -> Read:
 
     params = xllamacpp.CommonParams()
     params.model.path, params.n_ctx, params.n_parallel, params.n_gpu_layers = options.model, 256, 1, 0
-    params.n_batch = params.n_ubatch = tokens
+    params.n_ubatch = tokens
     params.cpuparams.n_threads = params.cpuparams_batch.n_threads = options.threads
     params.port, params.verbosity = 0, 0
     server = xllamacpp.Server(params)
-    address = server.listening_address
 
     def read(prompt: list[int]) -> float:
+        address = server.listening_address  # the server ends with its last reference
         body = {"prompt": prompt, "n_predict": 1, "cache_prompt": False}
         request = urllib.request.Request(  # its own server
             f"{address if '://' in address else f'http://{address}'}/completion",
