@@ -22,7 +22,7 @@ from statistics import median
 from typing import Any
 
 Read = Callable[[list[int]], float]  # reads a prompt of token ids, and returns its seconds
-PROMPT_TOKENS, REPEATS = 48, 5  # a multiple of most n
+PROMPT_TOKENS, REPEATS = 48, 5  # a multiple of every default n
 
 
 def main() -> None:

@@ -38,7 +38,9 @@ def test_a_target_half_on_the_disk_says_what_it_says_in_memory(make_checkpoint, 
     folder = make_checkpoint(seed=3, model_type=model_type, **FAMILIES[model_type])
     whole, (_, largest) = load_model(folder, dtype="float32"), largest_part(open_weights(folder), "float32")
     model = spread(folder, device_memory_gib=2.5 * largest / 2**30)
-    assert {"cpu", "disk"} <= {*vars(model)["hf_device_map"].values()}
+    places = list(vars(model)["hf_device_map"].values())
+    assert places.count("disk") >= 1
+    assert places.count("cpu") >= 2
     assert torch.equal(response_logits(model, *GIVEN), response_logits(whole, *GIVEN))
     [ours], [theirs] = (plain_decode(each, [GIVEN[0]], limits=Limits(5, frozenset())) for each in (model, whole))
     assert ours.token_ids == theirs.token_ids
