@@ -4,6 +4,7 @@ Every group of prompts that is decoded together is decoded by every method, in a
 the units of intervals, with all their repetitions: repetitions carry no information about other prompts.
 """
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -227,11 +228,14 @@ def interleave(
     groups: Sequence[Prompts],
     turns: Iterable[tuple[int, int]],
     rng: np.random.Generator,
+    *,
+    is_enough: Callable[[Runs], bool] | None = None,
 ) -> Runs:
     """Decode every group by every method, in every repetition.
 
     Args:
         turns: (repetition, index of a group) pairs; every method decodes the group once per pair.
+        is_enough: Asked after every turn; if true, the remaining turns are left out.
     """
     names = list(decoders)
     runs: Runs = {name: [] for name in names}
@@ -241,7 +245,23 @@ def interleave(
             if len(runs[name]) <= repeat:
                 runs[name].append({})
             runs[name][repeat][index] = decoders[name](groups[index], row_seeds_of(groups, index, repeat))
+        if is_enough is not None and is_enough(runs):
+            break
     return runs
+
+
+LEAST_GROUPS = 12  # before --precision stops: the variance of fewer is too uncertain (docs/evaluate.md)
+
+
+def reached_precision(runs: Runs, resampling: Resampling) -> float | None:
+    """Return the widest interval's half-width among the drafts' speedups at their best k, as a fraction of the speedup.
+
+    None below LEAST_GROUPS groups.
+    """
+    if len(runs[Method(PLAIN)][0]) < LEAST_GROUPS:
+        return None
+    intervals = [row.speedup for row in best_of_each(runs, resampling) if row.method in (DRAFT, LOOKUP_FIRST)]
+    return max(math.sqrt(high / low) - 1 for low, high in (each.interval for each in intervals if each.interval))
 
 
 def columns(runs: Runs, method: Method, part: Literal["whole_s", "decode_s"] = "whole_s") -> Columns | None:

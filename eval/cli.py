@@ -1,7 +1,9 @@
 """Commands `benchmark`, `report` and `verify` on any two checkpoints. Torch is only imported when they run."""
 
+import math
 import sys
 from collections.abc import Iterable
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -49,7 +51,7 @@ from eval.tasks import PromptWords, TemplateKwargs
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from eval.benchmark import BenchmarkFile
+    from eval.benchmark import BenchmarkFile, Runs
     from eval.decoding.kv_cache import Opener
     from eval.decoding.sampling import Sampling, Speculation
     from eval.intervals import Resampling
@@ -109,7 +111,7 @@ GRID_REPEATS = 30
 GRID_ONLY = ("batch_sizes", "contexts")
 WALL_CLOCK_ONLY = (
     *("num_prompts", "max_new_tokens", "batch_size", "draft_p_min", "temperature", "top_p", "top_k"),
-    *("min_p", "repetition_penalty", "assisted", "ngram_size_n", "ngram_size_m"),
+    *("min_p", "repetition_penalty", "assisted", "ngram_size_n", "ngram_size_m", "precision"),
 )
 
 NgramSizeN = Annotated[
@@ -127,6 +129,20 @@ NgramSizeN = Annotated[
     Flag(absent="no prompt lookup"),
 ]
 
+Precision = Annotated[
+    Annotated[
+        float,
+        Field(
+            gt=0,
+            lt=1,
+            description="Stop before --num-prompts once every draft's speedup is known within this fraction: 0.1 for "
+            "an interval of 10% either way.",
+        ),
+    ]
+    | None,
+    Flag(absent="decode all prompts"),
+]
+
 
 class BenchmarkSettings(DecodingFlags):
     """Flags of `widedraft benchmark`."""
@@ -136,7 +152,8 @@ class BenchmarkSettings(DecodingFlags):
         bool, Field(description="Only time the steps of target and drafts on a grid of batch sizes and contexts.")
     ] = False
     num_prompts: Annotated[
-        NumPrompts | None, Flag(absent=f"{GROUPS} groups of --batch-size, at least {MIN_PROMPTS}")
+        NumPrompts | None,
+        Flag(absent=f"{GROUPS} groups of --batch-size, at least {MIN_PROMPTS}; with --precision 4 times as many"),
     ] = None
     max_new_tokens: MaxNewTokens = 128
     num_speculative_tokens: SpeculativeTokenCounts = (1, 2, 3, 4, 5, 6)
@@ -149,6 +166,7 @@ class BenchmarkSettings(DecodingFlags):
     ] = 48
     temperature: Temperature = 0.0
     repeats: Annotated[Repeats | None, Flag(absent=f"1; with --grid {GRID_REPEATS}")] = None
+    precision: Precision = None
     assisted: Annotated[bool, Field(description="Also measure transformers' assisted generation.")] = False
     dtype: PairDtype = AUTO
     out: OutFile = None
@@ -168,6 +186,8 @@ class BenchmarkSettings(DecodingFlags):
             return self
         if not self.draft:
             raise UserError("--draft: pass at least one draft; only --grid works without.")
+        if self.precision is not None and self.num_repeats > 1:
+            raise UserError("--precision: repetitions tell nothing about other prompts. Remove --repeats.")
         if self.assisted and self.batch_size > 1:
             raise UserError("--assisted: transformers decodes one prompt at a time. Use --batch-size 1.")
         return self
@@ -206,7 +226,7 @@ def measured_runs(settings: BenchmarkSettings) -> "BenchmarkFile":
     # Prompts, in groups that are decoded together. Warn about too few groups before minutes are spent.
     prompts = prompts_of(
         settings.prompts,
-        settings.num_prompts or default_prompts(settings.batch_size),
+        settings.num_prompts or default_prompts(settings.batch_size) * (1 if settings.precision is None else 4),
         settings.chat_template_kwargs,
     )
     resampling = resampling_of(settings)
@@ -244,20 +264,47 @@ def measured_runs(settings: BenchmarkSettings) -> "BenchmarkFile":
         runs_of.warm_up(decoders, groups[:1] if settings.how == "eager" else groups)
         turns = list(product(range(settings.num_repeats), range(len(groups))))
         ticks = track(turns, description="decoding with every method", total=len(turns))
-        runs = runs_of.interleave(decoders, groups, ticks, np.random.default_rng(settings.seed))
+        is_enough = partial(is_precise, precision=settings.precision, resampling=resampling)
+        runs = runs_of.interleave(decoders, groups, ticks, np.random.default_rng(settings.seed), is_enough=is_enough)
+        decoded = len(runs[runs_of.Method(runs_of.PLAIN)][0])
+        if settings.precision is not None:
+            reached = runs_of.reached_precision(runs, resampling)
+            print(precision_note(settings.precision, reached, decoded), file=sys.stderr)
         best = runs_of.best_of_each(runs, resampling)
         return runs_of.BenchmarkFile(
             target=loaded[0].identities()[0],
             drafts={name: pair.draft_identity() for name, pair in pairs.items()},
             settings=settings.model_dump(mode="json"),
-            prompts=len(prompts),
+            prompts=sum(len(group) for group in groups[:decoded]),
             rows=tuple(runs_of.method_row(method, runs, resampling) for method in runs),
             best=(*best, *runs_of.over_others(best, runs, resampling)),
-            groups=len(groups),
+            groups=decoded,
             confidence=resampling.confidence,
             threads=torch.get_num_threads(),
             provenance=Provenance.of_this_process(),
         )
+
+
+def is_precise(runs: "Runs", *, precision: float | None, resampling: "Resampling") -> bool:
+    from eval.benchmark import reached_precision
+
+    reached = None if precision is None else reached_precision(runs, resampling)
+    return precision is not None and reached is not None and reached <= precision
+
+
+def precision_note(precision: float, reached: float | None, groups: int) -> str:
+    """Return what --precision came to, and the number of groups that the spread so far asks for."""
+    from eval.benchmark import LEAST_GROUPS
+
+    if reached is None:
+        return f"--precision {precision:g}: not judged below {LEAST_GROUPS} groups of prompts; {groups} were decoded."
+    if reached <= precision:
+        return f"--precision {precision:g}: reached after {groups} groups of prompts."
+    needed = math.ceil(groups * (math.log1p(reached) / math.log1p(precision)) ** 2)
+    return (
+        f"--precision {precision:g}: {reached:.2g} after {groups} groups of prompts; about {needed} are needed "
+        "(--num-prompts, --prompts)."
+    )
 
 
 def default_prompts(batch: int) -> int:

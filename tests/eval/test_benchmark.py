@@ -25,6 +25,7 @@ from eval.benchmark import (
     method_row,
     methods,
     over_others,
+    reached_precision,
     row_seeds_of,
 )
 from eval.cli import benchmark_page, default_prompts
@@ -73,6 +74,8 @@ def test_every_method_takes_every_turn_in_another_order():
     assert len({tuple(log[start : start + 3]) for start in range(0, len(log), 3)}) == 12  # all orders, of both groups
     assert found[Method("b")] == [{0: ("b", "x"), 1: ("b", "y")}] * 40
     assert list(found) == list(named)  # whatever came first in the first turn
+    enough = interleave(named, "xyz", product((0,), range(3)), np.random.default_rng(1), is_enough=lambda r: len(r) > 1)
+    assert [len(runs[0]) for runs in enough.values()] == [1, 1, 1]
 
 
 def test_seeds_of_rows_depend_on_prompt_and_repetition_only():
@@ -192,6 +195,15 @@ def test_the_best_k_is_picked_with_an_interval_for_all_that_were_compared():
     assert np.ptp(np.log(best.speedup.interval)) > np.ptp(np.log(picked.speedup.interval))
 
 
+def test_precision_is_that_of_the_drafts_at_their_best_k():
+    runs = {PLAIN_METHOD: [dict.fromkeys(range(12), taken(10, 1.0))]}
+    for method, seconds in ((Method(DRAFT, 2, NAME), (0.4, 0.6)), (Method(LOOKUP, 2), (0.1, 0.9))):
+        runs[method] = [{place: taken(10, seconds[place % 2]) for place in range(12)}]
+    low, high = best_of_each(runs, RESAMPLING)[0].speedup.interval
+    assert reached_precision(runs, RESAMPLING) == pytest.approx(high / 2 - 1) == pytest.approx(2 / low - 1)
+    assert reached_precision({method: [{0: own[0][0]}] for method, own in runs.items()}, RESAMPLING) is None
+
+
 @pytest.mark.parametrize("batch", range(1, 22))
 def test_the_defaults_make_enough_groups_at_every_batch(batch):
     groups = groups_of([[1]] * min(default_prompts(batch), len(PROMPTS)), batch)
@@ -225,6 +237,13 @@ def test_the_command_prints_and_writes(target_folder, noisy_folder, tmp_path, ca
         assert len({row.tokens for row in record.rows}) == 1
 
 
+def test_decoding_stops_at_the_precision(target_folder, tmp_path):
+    out, words = tmp_path / "benchmark.json", (*FEW[2:], "--num-prompts", 14, "--precision", 0.99)
+    assert run_benchmark("--target", target_folder, "--draft", target_folder, *words, "--out", out) == 0
+    record = TypeAdapter(BenchmarkFile).validate_json(out.read_bytes())
+    assert (record.prompts, record.groups) == (12, 12)
+
+
 def test_several_drafts_take_their_turns(target_folder, noisy_folder, tmp_path):
     out, drafts = tmp_path / "benchmark.json", [str(noisy_folder), str(target_folder)]
     assert run_benchmark("--target", target_folder, "--draft", *drafts, *FEW, "--out", out) == 0
@@ -242,6 +261,7 @@ def test_several_drafts_take_their_turns(target_folder, noisy_folder, tmp_path):
     [
         (("--num-speculative-tokens", 2, 2), "--num-speculative-tokens"),
         (("--assisted", "--batch-size", 2), "--assisted"),
+        (("--precision", 0.1, "--repeats", 2), "--precision"),
         (("--contexts", 8), "--contexts"),
         (("--out", "."), "--out"),
         (("--max-new-tokens", 99999), "max_position_embeddings"),

@@ -17,7 +17,7 @@ from tests.simulations.latency import latency_rows, read_series
 from tests.simulations.prediction import prediction_rows
 from tests.simulations.prompts import UNEQUAL
 from tests.simulations.shares import Row
-from tests.simulations.speed import live_rows, speed_rows, unequal_rows
+from tests.simulations.speed import live_rows, precise_rows, speed_rows, unequal_rows
 from tests.simulations.turns import read_recordings
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
@@ -50,6 +50,7 @@ def all_rows(options: argparse.Namespace) -> Iterator[Row]:
     recordings, series, seed = read_recordings(options.turns), read_series(options.steps), options.seed
     yield from speed_rows(recordings, options.runs // 2, seed=seed)
     yield from unequal_rows(recordings, options.runs, seed=seed)
+    yield from precise_rows(recordings, options.runs // 4, seed=seed)
     yield from live_rows(recordings, options.runs, seed=seed)
     yield from replay_rows(4 * options.runs, seed=seed)
     yield from replay_rows(options.runs, seed=seed, sizes=(12,), lengths=UNEQUAL[0])

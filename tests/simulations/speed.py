@@ -5,7 +5,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from eval.benchmark import DRAFT, PLAIN, Method, Runs, best_of_each, columns, over_others
+from eval.benchmark import (
+    DRAFT,
+    LEAST_GROUPS,
+    PLAIN,
+    Method,
+    Runs,
+    best_of_each,
+    columns,
+    over_others,
+    reached_precision,
+)
 from eval.cli import default_prompts
 from eval.intervals import Resampling, paired_ratio_quotient
 from tests.simulations.shares import Row, share_of
@@ -18,6 +28,8 @@ UNEQUAL = ((12, 2), (8, 1))  # groups, and how many of them are ten times as lon
 UNEQUAL_SPREADS = (0.05, 0.15, 0.6)
 LIVE_PROMPTS = (12, 16)  # the quickstart's, and eval.wall_clock_prompts
 DRAFT_WAY = Method(DRAFT, 1, "draft")
+PRECISE_SPREADS = (0.15, 0.35)
+PRECISE = "benchmark --precision 0.1, best of 6 k: 1.00x decided"
 LIVE = "scorecard, wall-clock: {:.2g}x decided"
 NOTHING = (1.0,) * 6  # true speed-ups at ks 1 to 6
 FASTER = (1.12, 1.18, 1.2, 1.18, 1.14, 1.1)
@@ -120,6 +132,27 @@ def unequal_rows(recordings: Sequence[Recording], runs: int, *, seed: int) -> It
             for spread in UNEQUAL_SPREADS:
                 size = f"{groups} groups, {long} ten times as long, log sd {spread:g}"
                 yield case_row(case, recording, spread, groups, size, runs=runs, seed=seed, long=long)
+
+
+def precise_rows(recordings: Sequence[Recording], runs: int, *, seed: int) -> Iterator[Row]:
+    """What the page says where --precision 0.1 stopped after some of 96 prompts."""
+    [recording] = [recording for recording in recordings if recording.batch == 1]
+    for spread in PRECISE_SPREADS:
+        truth = Truth(draft_ways(NOTHING), spread, WAY_SPREAD)
+
+        def decides(rng: np.random.Generator, truth: Truth = truth) -> bool:
+            times = drawn_times(recording, truth, groups=96, repeats=1, rng=rng)
+            groups = LEAST_GROUPS
+            while (reached_precision(first(times, groups), RESAMPLING) or 0) > 0.1 and groups < 96:
+                groups += 1
+            return any_best_is_called(first(times, groups))
+
+        share = share_of(runs, decides, seed=seed)
+        yield Row(PRECISE, f"12 to 96 prompts, log sd {spread:g}", holds=False, nominal=0.05, share=share, runs=runs)
+
+
+def first(times: Runs, groups: int) -> Runs:
+    return {way: [{index: repeat[index] for index in range(groups)} for repeat in rows] for way, rows in times.items()}
 
 
 def live_rows(recordings: Sequence[Recording], runs: int, *, seed: int) -> Iterator[Row]:
