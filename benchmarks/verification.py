@@ -1,10 +1,11 @@
-"""Cost of verification in an engine: seconds of a forward pass of n tokens, over one of one token.
+"""Cost of verification in an engine: seconds of a forward pass of n tokens with their logits, over one of one token.
 
     PYTHON benchmarks/verification.py vllm|llama.cpp|transformers MODEL [--tokens 1 2 3 4 6 8] [--dtype bfloat16]
 
-PYTHON is that of the engine's environment; nothing of this project is imported. The engine reads a prompt n tokens at
-a time, with everything before in its cache. k drafted tokens pay only if the acceptance length exceeds
-T(k + 1) / T(1) + k c, where c is a draft step over the target's.
+PYTHON is that of the engine's environment; nothing of this project is imported. vLLM and llama.cpp decode n sequences
+at once, because they compute no logits for the tokens of a prompt; transformers reads a text n tokens at a time. k
+drafted tokens pay only if the acceptance length exceeds T(k + 1) / T(1) + k c, where c is a draft step over the
+target's.
 """
 
 # pyright: reportMissingImports=false
@@ -17,12 +18,13 @@ import random
 import time
 import urllib.request
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 from statistics import median
 from typing import Any
 
-Read = Callable[[list[int]], float]  # reads a prompt of token ids, and returns its seconds
-PROMPT_TOKENS, REPEATS = 48, 5  # a multiple of every default n
+Step = Callable[[list[list[int]]], float]  # decodes after n prompts of token ids; seconds of a forward pass
+PROMPT_TOKENS, STEPS, REPEATS = 16, 24, 5  # steps: a multiple of every default n
 
 
 def main() -> None:
@@ -38,65 +40,71 @@ def main() -> None:
     rng = random.Random(17)  # not for security
     ms = {}
     for tokens in options.tokens:
-        read = open_engine(options, tokens)
-        seconds = []
-        for _ in range(REPEATS + 1):
-            prompt = [rng.randrange(1000, 20_000) for _ in range(PROMPT_TOKENS)]
-            seconds.append(read(prompt) / -(-PROMPT_TOKENS // tokens))
+        step = open_engine(options, tokens)
+        prompts = [[rng.randrange(1000, 20_000) for _ in range(PROMPT_TOKENS)] for _ in range(tokens)]
+        seconds = [step(prompts) for _ in range(REPEATS + 1)]
         ms[tokens] = 1e3 * median(seconds[1:])
-        del read
+        del step
         gc.collect()
         print(f"{tokens}: {ms[tokens]:.1f} ms, {ms[tokens] / ms[options.tokens[0]]:.2f}", flush=True)
     print(json.dumps({"engine": options.engine, "version": version(package), "dtype": options.dtype, "ms": ms}))
 
 
-def open_vllm(options: argparse.Namespace, tokens: int) -> Read:
+def open_vllm(options: argparse.Namespace, tokens: int) -> Step:
     os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_LOGGING_LEVEL": "ERROR"}
     from vllm import LLM, SamplingParams
 
     llm = LLM(
         options.model,
         dtype=options.dtype,
-        max_model_len=PROMPT_TOKENS + 1,
-        max_num_batched_tokens=tokens,
-        max_num_seqs=1,
+        max_model_len=PROMPT_TOKENS + STEPS + 1,
+        max_num_seqs=tokens,
         enforce_eager=True,
         enable_prefix_caching=False,
     )
 
-    def read(prompt: list[int]) -> float:
-        start_s = time.perf_counter()
-        llm.generate({"prompt_token_ids": prompt}, SamplingParams(max_tokens=1, temperature=0), use_tqdm=False)
-        return time.perf_counter() - start_s
+    def step(prompts: list[list[int]]) -> float:
+        spent_s = []
+        for count in (1, STEPS + 1):
+            sampling = SamplingParams(max_tokens=count, temperature=0, ignore_eos=True)
+            start_s = time.perf_counter()
+            llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], sampling, use_tqdm=False)
+            spent_s.append(time.perf_counter() - start_s)
+        return (spent_s[1] - spent_s[0]) / STEPS
 
-    return read
+    return step
 
 
-def open_llama_cpp(options: argparse.Namespace, tokens: int) -> Read:
+def open_llama_cpp(options: argparse.Namespace, tokens: int) -> Step:
     import xllamacpp
 
     params = xllamacpp.CommonParams()
-    params.model.path, params.n_ctx, params.n_parallel, params.n_gpu_layers = options.model, 256, 1, 0
-    params.n_ubatch = tokens
+    params.model.path, params.n_gpu_layers = options.model, 0
+    params.n_parallel, params.n_ctx = tokens, 256 * tokens
     params.cpuparams.n_threads = params.cpuparams_batch.n_threads = options.threads
     params.port, params.verbosity = 0, 0
     server = xllamacpp.Server(params)
 
-    def read(prompt: list[int]) -> float:
+    def decode(prompt: list[int]) -> float:
         address = server.listening_address  # the server ends with its last reference
-        body = {"prompt": prompt, "n_predict": 1, "cache_prompt": False}
+        body = {"prompt": prompt, "n_predict": STEPS, "cache_prompt": False, "ignore_eos": True, "temperature": 0}
         request = urllib.request.Request(  # its own server
             f"{address if '://' in address else f'http://{address}'}/completion",
             data=json.dumps(body).encode(),
             headers={"Content-Type": "application/json"},
         )
         with urllib.request.urlopen(request, timeout=600) as reply:
-            return json.loads(reply.read())["timings"]["prompt_ms"] / 1e3
+            timings = json.loads(reply.read())["timings"]
+            return timings["predicted_ms"] / 1e3 / (timings["predicted_n"] - 1)  # the first token is the prompt's
 
-    return read
+    def step(prompts: list[list[int]]) -> float:
+        with ThreadPoolExecutor(len(prompts)) as pool:
+            return median(pool.map(decode, prompts))
+
+    return step
 
 
-def open_transformers(options: argparse.Namespace, tokens: int) -> Read:
+def open_transformers(options: argparse.Namespace, tokens: int) -> Step:
     import torch
     from transformers import AutoModelForCausalLM, DynamicCache
 
@@ -104,14 +112,14 @@ def open_transformers(options: argparse.Namespace, tokens: int) -> Read:
     model: Any = AutoModelForCausalLM.from_pretrained(options.model, dtype=options.dtype)
 
     @torch.inference_mode()
-    def read(prompt: list[int]) -> float:
-        cache, ids_1T = DynamicCache(config=model.config), torch.tensor([prompt])
+    def step(prompts: list[list[int]]) -> float:
+        cache, ids_1T = DynamicCache(config=model.config), torch.tensor([prompts[0] * STEPS])
         start_s = time.perf_counter()
-        for start in range(0, len(prompt), tokens):
+        for start in range(0, STEPS, tokens):
             model(ids_1T[:, start : start + tokens], past_key_values=cache)
-        return time.perf_counter() - start_s
+        return (time.perf_counter() - start_s) / -(-STEPS // tokens)
 
-    return read
+    return step
 
 
 ENGINES = {

@@ -5,8 +5,7 @@ vLLM            counts drafts, and accepted tokens by position.
 llama.cpp       counts proposed and accepted tokens, not by position. The prompt gives one token, and a verification
                 step its accepted tokens and one more: steps are the tokens after the first, minus the accepted ones.
 OpenVINO GenAI  reports the tokens of every run of the target: the prompt's one, then per verification step its
-accepted
-                tokens and one more. Its sum of accepted tokens omits the last step (2026.4.1).
+                accepted tokens and one more. Its sum of accepted tokens omits the last step (2026.4.1).
 
     files       the draft's tokenizer and chat template equal the target's, byte for byte
     prompts     the engine reads the same prompt tokens as widedraft: same tokenizer, same chat template
@@ -20,9 +19,12 @@ step per text, which TOLERANCE allows for.
 """
 
 import json
+import re
 import subprocess
+import sys
 import tempfile
 import time
+from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -44,6 +46,7 @@ from eval.replay import replay_counts, response_logits
 
 WORKER = Path(__file__).with_name("worker.py")
 LINES_SHOWN = 12  # of a failed worker's output
+PROGRESS = re.compile(r"draft: \d+ of \d+$")  # a worker's line that the user sees at once
 
 
 def command_of(engine: Engine, request: dict[str, Any]) -> str:
@@ -133,22 +136,26 @@ def reply_of(python: Path, request: dict[str, Any], *, engine: str) -> dict[str,
     with tempfile.TemporaryDirectory(prefix="widedraft-engine-") as folder:
         request_file, response_file = Path(folder) / "request.json", Path(folder) / "response.json"
         request_file.write_text(json.dumps(request), encoding="utf-8")
+        last: deque[str] = deque(maxlen=LINES_SHOWN)
         try:
-            done = subprocess.run(
+            with subprocess.Popen(
                 [str(python), str(WORKER), "certify", engine, str(request_file), str(response_file)],
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 encoding="utf-8",
                 errors="replace",
-                check=False,
-            )
+            ) as worker:
+                for line in worker.stdout or ():
+                    last.append(line.rstrip("\n"))
+                    if PROGRESS.search(line):
+                        print(last[-1], file=sys.stderr, flush=True)
         except OSError as error:
             raise UserError(
                 f"--python: {python} could not be run ({error.strerror}). Pass the Python executable with {engine}."
             ) from error
-        if done.returncode or not response_file.is_file():
-            output = "\n".join(done.stdout.splitlines()[-LINES_SHOWN:])
-            raise UserError(f"{engine} failed (exit code {done.returncode} of {python}). Its last output:\n{output}")
+        if worker.returncode or not response_file.is_file():
+            output = "\n".join(last)
+            raise UserError(f"{engine} failed (exit code {worker.returncode} of {python}). Its last output:\n{output}")
         return json.loads(response_file.read_text(encoding="utf-8"))
 
 

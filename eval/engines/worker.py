@@ -52,11 +52,14 @@ def decode_all(open_engine: OpenEngine, request: dict[str, Any]) -> dict[str, An
     order, texts = random.Random(request["seed"]), []  # noqa: S311  # not for security
     for messages in conversations:
         texts.append({name: engines[name].decode(messages) for name in order.sample(list(engines), 2)})
-        print(f"{len(texts)} of {len(conversations)} prompts", file=sys.stderr, flush=True)
+        print(f"without and with the draft: {len(texts)} of {len(conversations)}", file=sys.stderr, flush=True)
     for engine in engines.values():
         engine.close()
     itself = open_engine(request, request["target"])
-    own = [itself.decode(messages) for messages in conversations]
+    own = []
+    for messages in conversations:
+        own.append(itself.decode(messages))
+        print(f"with the target as draft: {len(own)} of {len(conversations)}", file=sys.stderr, flush=True)
     itself.close()
     return {"texts": texts, "own": own}
 
