@@ -156,6 +156,7 @@ def check_recipe(
     # Read everything that can be read, and collect all errors.
     run = Run.of(recipe)
     on = attempt(find_device, device)
+    on_gpu = on is not None and on.is_gpu
     attempt(require_run_folder, run)
     attempt(reject_unpublishable, recipe)
     shapes = attempt(planned_shapes, recipe)
@@ -172,13 +173,12 @@ def check_recipe(
         encode = encoder_at_hand(run)
         for rule in rules(recipe, shapes):
             attempt(rule)
-        engines = attempt(engine_rows, recipe, shapes.draft)
+        engines = attempt(engine_rows, recipe, shapes.draft, on_gpu=on_gpu)
     work = None if problems else attempt(expected_work, recipe, sources, counts, encode)
     if problems or shapes is None or work is None:
         raise UserError("\n".join(problems))
 
     # Raise if a device is too small, assuming a full machine of processes if the number is not given.
-    on_gpu = on is not None and on.is_gpu
     gib = device_gib or (None if on is None else on.memory_gib)
     among = processes or PROCESSES_PER_MACHINE
     sequences = (work.sequences if recipe.distill.online is None else None) or None
@@ -373,7 +373,10 @@ def shape_words(shape: Shape, name: str | None = None, *, path: str = "") -> tup
     )
 
 
-def engine_rows(recipe: Recipe, draft: Shape) -> list[Row]:
+SELDOM_PAYS = "; on a CPU its verification is expensive, and few drafts pay (docs/benchmarks.md, Cost of verification)"
+
+
+def engine_rows(recipe: Recipe, draft: Shape, *, on_gpu: bool) -> list[Row]:
     """Return one row per engine; raises UserError with every reason why one cannot serve the draft."""
     if not recipe.export.engines:
         return []
@@ -390,7 +393,9 @@ def engine_rows(recipe: Recipe, draft: Shape) -> list[Row]:
     return [
         Row(
             "served by",
-            LABELS[engine] + (f" (--verbose: {', '.join(each.what for each in found)})" if found else ""),
+            LABELS[engine]
+            + (f" (--verbose: {', '.join(each.what for each in found)})" if found else "")
+            + (SELDOM_PAYS if engine == "llama.cpp" and not on_gpu else ""),
             "".join(f"; {each.what}: {each.message}" for each in found),
         )
         for engine, found in problems.items()
