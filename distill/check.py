@@ -373,7 +373,7 @@ def shape_words(shape: Shape, name: str | None = None, *, path: str = "") -> tup
     )
 
 
-SELDOM_PAYS = "; on a CPU its verification is expensive, and few drafts pay (docs/benchmarks.md, Cost of verification)"
+SELDOM_PAYS = "; on a CPU verification is slow there, and few drafts pay (docs/benchmarks.md, Cost of verification)"
 
 
 def engine_rows(recipe: Recipe, draft: Shape, *, on_gpu: bool) -> list[Row]:

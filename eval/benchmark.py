@@ -250,7 +250,7 @@ def interleave(
     return runs
 
 
-LEAST_GROUPS = 12  # before --precision stops: the variance of fewer is too uncertain (docs/evaluate.md)
+LEAST_GROUPS = 12  # before --precision stops, as simulated (docs/evaluate.md)
 
 
 def reached_precision(runs: Runs, resampling: Resampling) -> float | None:

@@ -264,7 +264,9 @@ def measured_runs(settings: BenchmarkSettings) -> "BenchmarkFile":
         runs_of.warm_up(decoders, groups[:1] if settings.how == "eager" else groups)
         turns = list(product(range(settings.num_repeats), range(len(groups))))
         ticks = track(turns, description="decoding with every method", total=len(turns))
-        is_enough = partial(is_precise, precision=settings.precision, resampling=resampling)
+        is_enough = None
+        if settings.precision is not None:
+            is_enough = partial(is_precise, precision=settings.precision, resampling=resampling)
         runs = runs_of.interleave(decoders, groups, ticks, np.random.default_rng(settings.seed), is_enough=is_enough)
         decoded = len(runs[runs_of.Method(runs_of.PLAIN)][0])
         if settings.precision is not None:
@@ -285,11 +287,11 @@ def measured_runs(settings: BenchmarkSettings) -> "BenchmarkFile":
         )
 
 
-def is_precise(runs: "Runs", *, precision: float | None, resampling: "Resampling") -> bool:
+def is_precise(runs: "Runs", *, precision: float, resampling: "Resampling") -> bool:
     from eval.benchmark import reached_precision
 
-    reached = None if precision is None else reached_precision(runs, resampling)
-    return precision is not None and reached is not None and reached <= precision
+    reached = reached_precision(runs, resampling)
+    return reached is not None and reached <= precision
 
 
 def precision_note(precision: float, reached: float | None, groups: int) -> str:
