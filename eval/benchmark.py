@@ -66,6 +66,7 @@ class TimedRun:
         prefill_s: Seconds to prefill; None if not measured separately.
         decode_s: Seconds from then to the last token of the last row; None if not measured separately.
         steps: Verification steps of every row; empty without a draft, or if unknown.
+        counted: An engine's number of verification steps and of accepted tokens.
     """
 
     tokens: int
@@ -73,6 +74,7 @@ class TimedRun:
     prefill_s: float | None = None
     decode_s: float | None = None
     steps: tuple[tuple[VerificationStep, ...], ...] = ()
+    counted: tuple[int, int] | None = None
 
 
 Decode = Callable[[Prompts, Sequence[int]], TimedRun]  # decodes prompts together, given a row seed for each
@@ -332,6 +334,7 @@ class BenchmarkFile:
 
     Attributes:
         best: Each method at its best k over plain decoding, and over other drafts and prompt lookup at their best k.
+        engine: Name and version; empty for our own decoding loop.
         groups: Number of groups of prompts, the units of intervals.
     """
 
@@ -339,6 +342,7 @@ class BenchmarkFile:
     target: ModelIdentity
     drafts: dict[str, ModelIdentity]
     settings: dict[str, Any]
+    engine: str = ""
     prompts: int
     rows: tuple[MethodRow, ...]
     best: tuple[Comparison, ...]
@@ -367,9 +371,17 @@ def method_row(method: Method, runs: Runs, resampling: Resampling) -> MethodRow:
         decode_speedup=None
         if not (decode and decode_plain)
         else paired_ratio_quotient(decode_plain, decode, resampling),
-        acceptance_length=sum(run.tokens for run in own) / len(steps) if steps else None,
+        acceptance_length=sum(run.tokens for run in own) / len(steps) if steps else counted_length(method, own),
         step_ms=step_parts(own) if steps else None,
     )
+
+
+def counted_length(method: Method, runs: Sequence[TimedRun]) -> float | None:
+    counted = [run.counted for run in runs if run.counted is not None]
+    if method.kind == PLAIN or not counted:
+        return None
+    steps, accepted = map(sum, zip(*counted, strict=True))
+    return 1 + accepted / steps if steps else None
 
 
 def step_parts(runs: Sequence[TimedRun]) -> StepParts:

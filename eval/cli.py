@@ -2,14 +2,16 @@
 
 import math
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import AfterValidator, Field, model_validator
 
+from architectures.compatibility import DEFAULT_NUM_SPECULATIVE_TOKENS
 from architectures.console import Block, Table, TableSection, terminal
 from architectures.errors import UserError
 from architectures.settings import (
@@ -45,17 +47,19 @@ from architectures.settings import (
     TopP,
     flag_of,
 )
-from eval.config import SamplingConfig, requested_sampling
+from eval.config import SamplingConfig, SpeedEngine, requested_sampling
 from eval.tasks import PromptWords, TemplateKwargs
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from eval.benchmark import BenchmarkFile, Runs
+    from eval.benchmark import BenchmarkFile, Decode, Method, Prompts, Runs
     from eval.decoding.kv_cache import Opener
     from eval.decoding.sampling import Sampling, Speculation
+    from eval.decoding.speculative import LookupFirst
     from eval.intervals import Resampling
     from eval.lossless import LosslessFinding
+    from eval.prompts import Prompt
     from eval.scorecard_schema import GridCell, GridFile
 
 
@@ -111,8 +115,10 @@ GRID_REPEATS = 30
 GRID_ONLY = ("batch_sizes", "contexts")
 WALL_CLOCK_ONLY = (
     *("num_prompts", "max_new_tokens", "batch_size", "draft_p_min", "temperature", "top_p", "top_k"),
-    *("min_p", "repetition_penalty", "assisted", "ngram_size_n", "ngram_size_m", "precision"),
+    *("min_p", "repetition_penalty", "assisted", "ngram_size_n", "ngram_size_m", "precision", "engine"),
 )
+IN_ENGINE_ONLY = ("python", "target_file")
+NOT_IN_ENGINES = ("assisted", "capture", "target_bits", "draft_p_min", "repetition_penalty")
 
 NgramSizeN = Annotated[
     Annotated[
@@ -156,7 +162,9 @@ class BenchmarkSettings(DecodingFlags):
         Flag(absent=f"{GROUPS} groups of --batch-size, at least {MIN_PROMPTS}; with --precision 4 times as many"),
     ] = None
     max_new_tokens: MaxNewTokens = 128
-    num_speculative_tokens: SpeculativeTokenCounts = (1, 2, 3, 4, 5, 6)
+    num_speculative_tokens: Annotated[
+        SpeculativeTokenCounts | None, Flag(absent=f"1 to 6; with --engine {DEFAULT_NUM_SPECULATIVE_TOKENS}")
+    ] = None
     batch_size: BatchSize = 1
     batch_sizes: BatchSizes = (1, 4)
     contexts: Contexts = (128, 1024)
@@ -169,7 +177,35 @@ class BenchmarkSettings(DecodingFlags):
     precision: Precision = None
     assisted: Annotated[bool, Field(description="Also measure transformers' assisted generation.")] = False
     dtype: PairDtype = AUTO
+    engine: Annotated[SpeedEngine | None, Flag(absent="widedraft's own loop")] = Field(
+        default=None,
+        description="Decode in this engine. Drafts are then what it loads: directories, or GGUF files for llama.cpp.",
+    )
+    python: Annotated[Path | None, Flag(metavar="FILE")] = Field(
+        default=None, description="Python executable of the environment with the engine."
+    )
+    target_file: Annotated[Path | None, Flag(metavar="PATH")] = Field(
+        default=None, description="The target for llama.cpp (a GGUF file) or OpenVINO (a directory)."
+    )
     out: OutFile = None
+
+    @model_validator(mode="after")
+    def _engine_takes(self) -> "BenchmarkSettings":
+        given = self.model_fields_set
+        for name in NOT_IN_ENGINES if self.engine else IN_ENGINE_ONLY:
+            if name in given:
+                raise UserError(f"{flag_of(name)}: {'not supported with' if self.engine else 'needs'} --engine.")
+        if self.engine is None or self.grid:
+            return self
+        if self.python is None:
+            raise UserError(f"--python must be the Python executable of an environment with {self.engine}.")
+        if (self.engine == "vllm") != (self.target_file is None):
+            raise UserError("--target-file is the target for llama.cpp and openvino, and not for vllm.")
+        if self.ngram_size_n is not None and self.engine != "llama.cpp":
+            raise UserError(f"--ngram-size-n: {self.engine} does not combine prompt lookup with a draft. Remove it.")
+        if self.batch_size > 1 and self.engine == "openvino":
+            raise UserError("--batch-size: openvino decodes one prompt at a time here. Remove it.")
+        return self
 
     @model_validator(mode="after")
     def _fits_together(self) -> "BenchmarkSettings":
@@ -191,6 +227,15 @@ class BenchmarkSettings(DecodingFlags):
         if self.assisted and self.batch_size > 1:
             raise UserError("--assisted: transformers decodes one prompt at a time. Use --batch-size 1.")
         return self
+
+    def lookup_first(self) -> "LookupFirst | None":
+        from eval.decoding.speculative import LookupFirst
+
+        return None if self.ngram_size_n is None else LookupFirst(self.ngram_size_n, self.ngram_size_m)
+
+    @property
+    def ks(self) -> tuple[int, ...]:
+        return self.num_speculative_tokens or ((DEFAULT_NUM_SPECULATIVE_TOKENS,) if self.engine else (1, 2, 3, 4, 5, 6))
 
     @property
     def num_repeats(self) -> int:
@@ -216,11 +261,9 @@ def measured_runs(settings: BenchmarkSettings) -> "BenchmarkFile":
 
     from architectures.console import track
     from eval import benchmark as runs_of
-    from eval.decoding.sampling import Limits, Seeds
-    from eval.decoding.speculative import LookupFirst
     from eval.intervals import least_units
     from eval.machine import torch_threads
-    from eval.pair import load_pairs, prompts_of
+    from eval.pair import prompts_of
     from eval.scorecard_schema import Provenance
 
     # Prompts, in groups that are decoded together. Warn about too few groups before minutes are spent.
@@ -238,29 +281,8 @@ def measured_runs(settings: BenchmarkSettings) -> "BenchmarkFile":
             file=sys.stderr,
         )
 
-    # Models, and every method to decode with them.
-    holding = Holding(bits=settings.target_bits)
-    loaded = load_pairs(settings.target, settings.draft, dtype=settings.dtype, holding=holding)
-    names = [f"draft {draft}" for draft in settings.draft] if len(settings.draft) > 1 else ["draft"]
-    pairs = dict(zip(names, loaded, strict=True))
-    rendered = [loaded[0].rendered(prompt) for prompt in prompts]
-    for pair in loaded:
-        pair.require_context(rendered, settings.max_new_tokens)
-    setup = runs_of.Setup(
-        loaded[0].target,
-        {name: pair.draft for name, pair in pairs.items()},
-        Limits(settings.max_new_tokens, loaded[0].stop_ids),
-        settings.sampling(settings.temperature),
-        Seeds.of(settings.seed),
-        settings.new_opener(),
-        settings.speculation(settings.num_speculative_tokens[0]),
-        None if settings.ngram_size_n is None else LookupFirst(settings.ngram_size_n, settings.ngram_size_m),
-    )
-    groups = runs_of.groups_of(rendered, settings.batch_size)
-    decoders = runs_of.methods(setup, settings.num_speculative_tokens, assisted=settings.assisted)
-
-    # Interleaved runs; the warm-up captures the steps of each capacity.
-    with torch_threads(None):
+    opened = opened_in_engine if settings.engine else opened_here
+    with torch_threads(None), opened(settings, prompts) as (decoders, groups, described):
         runs_of.warm_up(decoders, groups[:1] if settings.how == "eager" else groups)
         turns = list(product(range(settings.num_repeats), range(len(groups))))
         ticks = track(turns, description="decoding with every method", total=len(turns))
@@ -274,8 +296,7 @@ def measured_runs(settings: BenchmarkSettings) -> "BenchmarkFile":
             print(precision_note(settings.precision, reached, decoded), file=sys.stderr)
         best = runs_of.best_of_each(runs, resampling)
         return runs_of.BenchmarkFile(
-            target=loaded[0].identities()[0],
-            drafts={name: pair.draft_identity() for name, pair in pairs.items()},
+            **described,
             settings=settings.model_dump(mode="json"),
             prompts=sum(len(group) for group in groups[:decoded]),
             rows=tuple(runs_of.method_row(method, runs, resampling) for method in runs),
@@ -285,6 +306,86 @@ def measured_runs(settings: BenchmarkSettings) -> "BenchmarkFile":
             threads=torch.get_num_threads(),
             provenance=Provenance.of_this_process(),
         )
+
+
+Opened = tuple[dict["Method", "Decode"], list["Prompts"], dict[str, Any]]  # and target, drafts and engine by field
+
+
+@contextmanager
+def opened_here(settings: BenchmarkSettings, prompts: "Sequence[Prompt]") -> Iterator[Opened]:
+    """Load the models, and yield every method of our own loop."""
+    from eval import benchmark as runs_of
+    from eval.decoding.sampling import Limits, Seeds
+    from eval.pair import load_pairs
+
+    holding = Holding(bits=settings.target_bits)
+    loaded = load_pairs(settings.target, settings.draft, dtype=settings.dtype, holding=holding)
+    pairs = dict(zip(draft_names(settings), loaded, strict=True))
+    rendered = [loaded[0].rendered(prompt) for prompt in prompts]
+    for pair in loaded:
+        pair.require_context(rendered, settings.max_new_tokens)
+    setup = runs_of.Setup(
+        loaded[0].target,
+        {name: pair.draft for name, pair in pairs.items()},
+        Limits(settings.max_new_tokens, loaded[0].stop_ids),
+        settings.sampling(settings.temperature),
+        Seeds.of(settings.seed),
+        settings.new_opener(),
+        settings.speculation(settings.ks[0]),
+        settings.lookup_first(),
+    )
+    described = {
+        "target": loaded[0].identities()[0],
+        "drafts": {name: pair.draft_identity() for name, pair in pairs.items()},
+    }
+    decoders = runs_of.methods(setup, settings.ks, assisted=settings.assisted)
+    yield decoders, runs_of.groups_of(rendered, settings.batch_size), described
+
+
+@contextmanager
+def opened_in_engine(settings: BenchmarkSettings, prompts: "Sequence[Prompt]") -> Iterator[Opened]:
+    """Open the engine once per method, and yield every method."""
+    import torch
+
+    from architectures.hub import resolve_checkpoint
+    from eval.benchmark import groups_of
+    from eval.chat import render_prompt
+    from eval.engines.engine_speed import EngineSetup, engine_files, identity_in_engine, opened
+    from eval.models import load_tokenizer
+
+    assert settings.engine is not None
+    assert settings.python is not None  # validated by the settings
+    target = resolve_checkpoint(settings.target)
+    tokenizer = load_tokenizer(target)
+    rendered = [render_prompt(tokenizer, prompt) for prompt in prompts]
+    words = dict(zip(draft_names(settings), settings.draft, strict=True))
+    drafts, own_tokenizer = engine_files(settings.engine, target, words)
+    setup = EngineSetup(
+        settings.engine,
+        settings.python,
+        settings.target_file or target,
+        drafts,
+        own_tokenizer,
+        prompt_tokens=max(map(len, rendered)),
+        max_new_tokens=settings.max_new_tokens,
+        batch_size=settings.batch_size,
+        dtype=settings.dtype,
+        threads=torch.get_num_threads(),
+        sampling=settings.sampling(settings.temperature),
+        seed=settings.seed,
+        lookup_first=settings.lookup_first(),
+    )
+    with opened(setup, settings.ks) as (decoders, version):
+        described = {
+            "target": identity_in_engine(setup.target, settings.dtype),
+            "drafts": {name: identity_in_engine(path, settings.dtype) for name, path in drafts.items()},
+            "engine": f"{settings.engine} {version}",
+        }
+        yield decoders, groups_of(rendered, settings.batch_size), described
+
+
+def draft_names(settings: BenchmarkSettings) -> list[str]:
+    return [f"draft {draft}" for draft in settings.draft] if len(settings.draft) > 1 else ["draft"]
 
 
 def is_precise(runs: "Runs", *, precision: float, resampling: "Resampling") -> bool:
@@ -324,7 +425,8 @@ def benchmark_page(record: "BenchmarkFile") -> TableSection:
     from eval.scorecard_tables import times
 
     settings = record.settings
-    title = f"Batch {settings['batch_size']}, temperature {settings['temperature']:g}, {record.prompts} prompts"
+    where = f"{record.engine}, batch" if record.engine else "Batch"
+    title = f"{where} {settings['batch_size']}, temperature {settings['temperature']:g}, {record.prompts} prompts"
     columns = ("method", "k", "tokens/s", "speedup", "without prefill", "acceptance length", "step ms")
     best_columns = ("at its best k", "k", "over", "speedup", "decision")
     rows = [
@@ -383,9 +485,7 @@ def measured_grid(settings: BenchmarkSettings) -> "GridFile":
         described[TARGET] = described[TARGET].model_copy(update={"dtype": f"{settings.target_bits} bits"})
     for batch, context in product(settings.batch_sizes, settings.contexts):
         require_memory(models, batch=batch, context=context)
-    grid = Grid(
-        settings.batch_sizes, settings.contexts, settings.num_speculative_tokens, settings.num_repeats, settings.how
-    )
+    grid = Grid(settings.batch_sizes, settings.contexts, settings.ks, settings.num_repeats, settings.how)
     with torch_threads(None):
         return GridFile(
             models=described,

@@ -98,6 +98,7 @@ class EvalConfig(Section):
 
 
 GenerateEngine = Literal["local", "vllm", "endpoint"]
+SpeedEngine = Literal["vllm", "llama.cpp", "openvino"]  # of `widedraft benchmark`
 READ_BY = {
     **dict.fromkeys(("urls", "model"), ("endpoint",)),
     **dict.fromkeys(("python", "tensor_parallel"), ("vllm",)),

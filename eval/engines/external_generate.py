@@ -5,16 +5,13 @@ vLLM: POST /v1/completions with a prompt of ids and `return_token_ids` (from 0.1
 return only text are not supported: token ids cannot be recovered from text.
 """
 
-import json
 import os
 import re
-import subprocess
 import sys
-import tempfile
 from bisect import bisect_right
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -29,6 +26,7 @@ from architectures.target_files import stop_ids
 from eval.config import GenerateConfig
 from eval.decoding.generate import Kind, LocalGenerator, Missing, Rendered, derive_seed, sampling_of
 from eval.decoding.sampling import Decoded, Limits, Sampling, log_distribution, penalised, seen_along
+from eval.engines.worker_process import EngineLostError, WorkerProcess
 from eval.lossless import shortfalls
 from eval.replay import response_logits
 from eval.responses import DecodingSettings, RecordedTurn, Trace, num_turns, rows_of, unknown_id, write_shard
@@ -51,10 +49,6 @@ def sampling_fields(sampling: Sampling, *, no_top_k: int) -> dict[str, Any]:
         "presence_penalty": 0.0,
         "frequency_penalty": 0.0,
     }
-
-
-class EngineLostError(UserError):
-    """Raised if an engine exited, is unreachable or times out."""
 
 
 @contextmanager
@@ -223,10 +217,7 @@ class Servers:
             client.close()
 
 
-WORKER = Path(__file__).with_name("worker.py")
 LAUNCHER_VARIABLES = re.compile(r"((LOCAL|GROUP|ROLE|NODE)_)?(RANK|WORLD_SIZE)|MASTER_(ADDR|PORT)|TORCHELASTIC_\w+")
-EXIT_S = 20  # for a worker to exit by itself once its input has ended
-LINES_SHOWN = 12  # of a failed worker's output
 
 
 class OfflineVllm:
@@ -241,22 +232,10 @@ class OfflineVllm:
     """
 
     def __init__(self, target: Path, config: GenerateConfig, share: Share, *, dtype: str, max_model_len: int):
-        self.python = str(config.python)
-        self.log = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115  # until close()
+        assert config.python is not None
         environment = worker_environment(share, config.tensor_parallel, os.environ, gpus=torch.cuda.device_count())
-        try:
-            self.process = subprocess.Popen(
-                [self.python, str(WORKER), "generate"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=self.log,
-                env=environment,
-                encoding="utf-8",
-            )
-        except OSError as error:
-            self.log.close()
-            raise UserError(f"generate.python: {self.python} could not be run ({error.strerror}).") from error
-        loaded = self.exchange(
+        self.worker = WorkerProcess(config.python, "generate", flag="generate.python", environment=environment)
+        loaded = self.worker.exchange(
             {
                 "model": str(target.resolve()),
                 "dtype": dtype,
@@ -278,37 +257,14 @@ class OfflineVllm:
             "detokenize": False,
             **sampling_fields(sampling, no_top_k=0),
         }
-        replies = self.exchange({"prompts": [list(ids) for ids in prompts], "seeds": list(seeds), "sampling": settings})
+        replies = self.worker.exchange(
+            {"prompts": [list(ids) for ids in prompts], "seeds": list(seeds), "sampling": settings}
+        )
         for ids, is_stopped in replies["responses"]:
             yield Decoded(tuple(ids), (), 0.0, 0.0, stopped=is_stopped)
 
-    def exchange(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        """Send a message to the worker and return its reply; UserError with its last lines if it has exited."""
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        with suppress(OSError):  # a worker that has exited is detected by the next line
-            self.process.stdin.write(json.dumps(message) + "\n")
-            self.process.stdin.flush()
-        line = self.process.stdout.readline()
-        if not line:
-            self.log.seek(0)
-            last = "\n".join(self.log.read().splitlines()[-LINES_SHOWN:])
-            self.close()
-            raise EngineLostError(f"vLLM exited ({self.python}). Complete files are kept. Its last output:\n{last}")
-        return json.loads(line)
-
     def close(self) -> None:
-        assert self.process.stdin is not None
-        with suppress(OSError):
-            self.process.stdin.close()
-        try:
-            self.process.wait(EXIT_S)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
-        assert self.process.stdout is not None
-        self.process.stdout.close()
-        self.log.close()
+        self.worker.close()
 
 
 def worker_environment(share: Share, tensor_parallel: int, ours: Mapping[str, str], *, gpus: int) -> dict[str, str]:

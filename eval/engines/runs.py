@@ -19,14 +19,9 @@ step per text, which TOLERANCE allows for.
 """
 
 import json
-import re
-import subprocess
-import sys
-import tempfile
 import time
-from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
@@ -38,15 +33,11 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.generation.candidate_generator import AssistedCandidateGenerator
 
-from architectures.errors import UserError
 from eval.engines.certificate import Counted, Engine, EngineRun, Finding, TextRun, pooled
+from eval.engines.worker_process import WorkerProcess
 from eval.lossless import MIN_OWN_ACCEPTANCE, TIE_STEPS
 from eval.models import load_tokenizer
 from eval.replay import replay_counts, response_logits
-
-WORKER = Path(__file__).with_name("worker.py")
-LINES_SHOWN = 12  # of a failed worker's output
-PROGRESS = re.compile(r"draft: \d+ of \d+$")  # a worker's line that the user sees at once
 
 
 def command_of(engine: Engine, request: dict[str, Any]) -> str:
@@ -128,35 +119,8 @@ def run_external(engine: Engine, python: Path, request: dict[str, Any]) -> Engin
     Raises:
         UserError: If there is no such Python, it lacks the engine, or the engine fails; with its last output.
     """
-    return engine_run(engine, request, reply_of(python, request, engine=engine))
-
-
-def reply_of(python: Path, request: dict[str, Any], *, engine: str) -> dict[str, Any]:
-    """Return a worker's reply to a request; errors as for `run_external`."""
-    with tempfile.TemporaryDirectory(prefix="widedraft-engine-") as folder:
-        request_file, response_file = Path(folder) / "request.json", Path(folder) / "response.json"
-        request_file.write_text(json.dumps(request), encoding="utf-8")
-        last: deque[str] = deque(maxlen=LINES_SHOWN)
-        try:
-            with subprocess.Popen(
-                [str(python), str(WORKER), "certify", engine, str(request_file), str(response_file)],
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                encoding="utf-8",
-                errors="replace",
-            ) as worker:
-                for line in worker.stdout or ():
-                    last.append(line.rstrip("\n"))
-                    if PROGRESS.search(line):
-                        print(last[-1], file=sys.stderr, flush=True)
-        except OSError as error:
-            raise UserError(
-                f"--python: {python} could not be run ({error.strerror}). Pass the Python executable with {engine}."
-            ) from error
-        if worker.returncode or not response_file.is_file():
-            output = "\n".join(last)
-            raise UserError(f"{engine} failed (exit code {worker.returncode} of {python}). Its last output:\n{output}")
-        return json.loads(response_file.read_text(encoding="utf-8"))
+    with closing(WorkerProcess(python, "certify", engine, flag="--python")) as worker:
+        return engine_run(engine, request, worker.exchange(request))
 
 
 class AssistedGeneration:

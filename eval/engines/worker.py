@@ -1,14 +1,17 @@
 """Script for an engine's own environment; imports nothing of this project.
 
-    PYTHON worker.py certify vllm|llama.cpp|openvino REQUEST.json REPLY.json
+    PYTHON worker.py certify|benchmark vllm|llama.cpp|openvino
     PYTHON worker.py generate
+
+Lines of JSON are replied to with lines of JSON.
 
 `certify` decodes every conversation of the request with and without the draft, in random order, and then with the
 target as its own draft; eval.engines.runs reads the reply. Each engine renders conversations with the target's own
 tokenizer and chat template.
 
-`generate` runs vLLM for eval.engines.external_generate. The first line of its input holds the arguments of `LLM`; each
-further line holds prompts of token ids, their seeds and sampling settings. It writes one line for each.
+`benchmark` opens the target with one method of speculation, then decodes the prompts of each line at once
+(eval.engines.engine_speed). `generate` runs vLLM for eval.engines.external_generate: the first line holds the arguments
+of `LLM`, each further line prompts of token ids, their seeds and sampling settings.
 """
 
 # pyright: reportMissingImports=false
@@ -21,29 +24,48 @@ import sys
 import time
 import urllib.request
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any, Protocol
 
 VLLM_COUNTERS = "vllm:spec_decode_num_"
-VLLM_CACHE_GIB = {"certify": "1", "generate": "4"}  # of each engine, on a CPU
+VLLM_CACHE_GIB = {"certify": "1", "benchmark": "1", "generate": "4"}  # of each engine, on a CPU
 OPENVINO_PRECISIONS = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}
 
 
 class Engine(Protocol):
-    """The target in an engine, with or without a draft; decodes one conversation at a time."""
+    """The target in an engine, with or without a draft."""
 
     def decode(self, messages: Any, /) -> dict[str, Any]:
-        """Decode greedily; return prompt_ids, ids, elapsed_s and the engine's counters."""
+        """Decode one conversation greedily; return prompt_ids, ids, elapsed_s and the engine's counters."""
         ...
 
     def close(self) -> None: ...
 
 
+class ExternalEngine(Engine, Protocol):
+    """One that also decodes token ids."""
+
+    def decode_together(self, prompts: list[list[int]], sampling: list[dict[str, Any]], /) -> dict[str, Any]:
+        """Decode prompts of token ids at once, each with vLLM's sampling settings.
+
+        Returns:
+            tokens of all responses; accepted, of the draft or prompt lookup; first_s, until the last prompt's first
+            token.
+        """
+        ...
+
+
 OpenEngine = Callable[[dict[str, Any], str | None], Engine]  # of a request and a draft; None: the target only
 
 
-def decode_all(open_engine: OpenEngine, request: dict[str, Any]) -> dict[str, Any]:
+def to_stderr(progress: str) -> None:
+    print(progress, file=sys.stderr, flush=True)
+
+
+def decode_all(
+    open_engine: OpenEngine, request: dict[str, Any], report: Callable[[str], None] = to_stderr
+) -> dict[str, Any]:
     """Decode each conversation with and without the draft, after one untimed; then with the target as its own draft."""
     engines = {"plain": open_engine(request, None), "drafted": open_engine(request, request["draft"])}
     conversations = request["conversations"]
@@ -52,14 +74,14 @@ def decode_all(open_engine: OpenEngine, request: dict[str, Any]) -> dict[str, An
     order, texts = random.Random(request["seed"]), []  # noqa: S311  # not for security
     for messages in conversations:
         texts.append({name: engines[name].decode(messages) for name in order.sample(list(engines), 2)})
-        print(f"without and with the draft: {len(texts)} of {len(conversations)}", file=sys.stderr, flush=True)
+        report(f"without and with the draft: {len(texts)} of {len(conversations)}")
     for engine in engines.values():
         engine.close()
     itself = open_engine(request, request["target"])
     own = []
     for messages in conversations:
         own.append(itself.decode(messages))
-        print(f"with the target as draft: {len(own)} of {len(conversations)}", file=sys.stderr, flush=True)
+        report(f"with the target as draft: {len(own)} of {len(conversations)}")
     itself.close()
     return {"texts": texts, "own": own}
 
@@ -80,8 +102,11 @@ class VllmEngine:
 
         without_processes_on_cpus()
 
-        settings: dict[str, Any] = {}
-        if draft is not None:
+        settings: dict[str, Any] = dict(request.get("engine_settings", {"enforce_eager": True}))
+        if request.get("lookup"):
+            k = request["num_speculative_tokens"]
+            settings["speculative_config"] = {"method": "ngram", "num_speculative_tokens": k, **request["lookup"]}
+        elif draft is not None:
             settings["speculative_config"] = {
                 "method": "draft_model",
                 "model": draft,
@@ -93,8 +118,7 @@ class VllmEngine:
             request["target"],
             dtype=request["dtype"],
             max_model_len=request["max_model_len"],
-            max_num_seqs=1,
-            enforce_eager=True,
+            max_num_seqs=request.get("batch_size", 1),
             disable_log_stats=False,
             enable_prefix_caching=False,
             **settings,
@@ -117,6 +141,19 @@ class VllmEngine:
             "ids": list(output.outputs[0].token_ids),
             "elapsed_s": elapsed_s,
             "counters": {name: increase(value, before.get(name)) for name, value in self.counters().items()},
+        }
+
+    def decode_together(self, prompts: list[list[int]], sampling: list[dict[str, Any]]) -> dict[str, Any]:
+        """See Engine."""
+        from vllm import SamplingParams
+
+        before = self.counters().get("accepted_tokens", 0)
+        given = [{"prompt_token_ids": ids} for ids in prompts]
+        outputs = self.engine.generate(given, [SamplingParams(**each) for each in sampling], use_tqdm=False)
+        return {
+            "tokens": sum(len(output.outputs[0].token_ids) for output in outputs),
+            "accepted": self.counters().get("accepted_tokens", 0) - before,
+            "first_s": max(output.metrics.first_token_latency for output in outputs),
         }
 
     def counters(self) -> dict[str, Any]:
@@ -149,9 +186,15 @@ class LlamaServer:
 
         params = xllamacpp.CommonParams()
         params.model.path = request["target"]
-        params.n_ctx, params.n_parallel, params.n_gpu_layers = request["max_model_len"], 1, 0
+        slots = request.get("batch_size", 1)
+        params.n_ctx, params.n_parallel, params.n_gpu_layers = request["max_model_len"] * slots, slots, 0
         params.cpuparams.n_threads = request["threads"]
         params.port, params.verbosity = 0, 0
+        kinds = xllamacpp.common_speculative_type
+        if request.get("lookup"):
+            lookup = params.speculative.ngram_simple
+            lookup.size_n, lookup.size_m = request["lookup"]["size_n"], request["lookup"]["size_m"]
+            params.speculative.types = [kinds.COMMON_SPECULATIVE_TYPE_NGRAM_SIMPLE]
         if draft is not None:
             settings = params.speculative.draft
             settings.mparams.path, settings.n_max, settings.n_min, settings.p_min = (
@@ -161,22 +204,16 @@ class LlamaServer:
                 0.0,
             )
             settings.cpuparams.n_threads = request["threads"]
-            params.speculative.types = [xllamacpp.common_speculative_type.COMMON_SPECULATIVE_TYPE_DRAFT_SIMPLE]
+            chain = [kinds.COMMON_SPECULATIVE_TYPE_NGRAM_SIMPLE] if request.get("lookup") else []
+            params.speculative.types = [*chain, kinds.COMMON_SPECULATIVE_TYPE_DRAFT_SIMPLE]
         self.request = request
         self.server = xllamacpp.Server(params)
 
     def decode(self, messages: list[dict[str, str]]) -> dict[str, Any]:
         """Decode greedily; return the text's ids, its seconds and the server's counters."""
         prompt = self.prompt_ids(messages)
-        body = {
-            "prompt": prompt,
-            "n_predict": self.request["max_new_tokens"],
-            "temperature": 0,
-            "cache_prompt": False,
-            "return_tokens": True,
-        }
         start_s = time.perf_counter()
-        reply = self.post("completion", body)
+        reply = self.complete(prompt, {"max_tokens": self.request["max_new_tokens"], "temperature": 0})
         elapsed_s = time.perf_counter() - start_s
         return {
             "prompt_ids": prompt,
@@ -184,6 +221,22 @@ class LlamaServer:
             "elapsed_s": elapsed_s,
             "proposed": reply["timings"].get("draft_n", 0),
             "accepted": reply["timings"].get("draft_n_accepted", 0),
+        }
+
+    def complete(self, prompt: list[int], sampling: dict[str, Any]) -> dict[str, Any]:
+        same = {name: sampling[name] for name in ("temperature", "top_p", "top_k", "min_p", "seed") if name in sampling}
+        given = {"prompt": prompt, "n_predict": sampling["max_tokens"], **same}
+        return self.post("completion", {**given, "cache_prompt": False, "return_tokens": True})
+
+    def decode_together(self, prompts: list[list[int]], sampling: list[dict[str, Any]]) -> dict[str, Any]:
+        """See Engine."""
+        with ThreadPoolExecutor(len(prompts)) as pool:
+            replies = list(pool.map(self.complete, prompts, sampling))
+        timings = [reply["timings"] for reply in replies]
+        return {
+            "tokens": sum(len(reply["tokens"]) for reply in replies),
+            "accepted": sum(each.get("draft_n_accepted", 0) for each in timings),
+            "first_s": max(each["prompt_ms"] for each in timings) / 1000 if len(prompts) == 1 else None,
         }
 
     def prompt_ids(self, messages: list[dict[str, str]]) -> list[int]:
@@ -235,23 +288,49 @@ class OpenVinoPipeline:
 
     def decode(self, messages: list[dict[str, str]]) -> dict[str, Any]:
         """Decode greedily; return ids, seconds, and the tokens of each of the target's runs, the prompt's first."""
+        prompt = self.prompt_ids(messages)
+        start_s = time.perf_counter()
+        output = self.generate(prompt, {"max_tokens": self.request["max_new_tokens"], "temperature": 0})
+        elapsed_s = time.perf_counter() - start_s
+        return {
+            "prompt_ids": prompt,
+            "ids": list(output.tokens[0]),
+            "elapsed_s": elapsed_s,
+            "given": self.tokens_of_runs(output),
+        }
+
+    def generate(self, prompt: list[int], sampling: dict[str, Any]) -> Any:
         import numpy as np
         import openvino
 
-        prompt = self.prompt_ids(messages)
-        inputs = openvino.Tensor(np.array([prompt], dtype=np.int64))
         settings = self.pipeline.get_generation_config()
-        settings.max_new_tokens, settings.do_sample = self.request["max_new_tokens"], False
+        settings.max_new_tokens, settings.do_sample = sampling["max_tokens"], sampling["temperature"] > 0
+        if settings.do_sample:
+            settings.temperature, settings.top_p, settings.rng_seed = (
+                sampling["temperature"],
+                sampling["top_p"],
+                sampling["seed"],
+            )
+            settings.top_k, settings.min_p = sampling["top_k"] or sys.maxsize, sampling["min_p"]
         if self.has_draft:
             settings.num_assistant_tokens = self.request["num_speculative_tokens"]
             settings.assistant_confidence_threshold = 0.0
-        start_s = time.perf_counter()
-        output = self.pipeline.generate(inputs, settings)
-        elapsed_s = time.perf_counter() - start_s
-        given = []
-        if self.has_draft:
-            given = [int(size) for size in output.extended_perf_metrics.main_model_metrics.raw_metrics.m_batch_sizes]
-        return {"prompt_ids": prompt, "ids": list(output.tokens[0]), "elapsed_s": elapsed_s, "given": given}
+        return self.pipeline.generate(openvino.Tensor(np.array([prompt], dtype=np.int64)), settings)
+
+    def tokens_of_runs(self, output: Any) -> list[int]:
+        if not self.has_draft:
+            return []
+        return [int(size) for size in output.extended_perf_metrics.main_model_metrics.raw_metrics.m_batch_sizes]
+
+    def decode_together(self, prompts: list[list[int]], sampling: list[dict[str, Any]]) -> dict[str, Any]:
+        """See Engine; one prompt."""
+        [prompt], [settings] = prompts, sampling
+        output = self.generate(prompt, settings)
+        return {
+            "tokens": len(output.tokens[0]),
+            "accepted": sum(tokens - 1 for tokens in self.tokens_of_runs(output)[1:]),
+            "first_s": output.perf_metrics.get_ttft().mean / 1000,
+        }
 
     def prompt_ids(self, messages: list[dict[str, str]]) -> list[int]:
         tokenizer = self.pipeline.get_tokenizer()
@@ -266,7 +345,9 @@ class OpenVinoPipeline:
         del self.pipeline
 
 
-ENGINES: dict[str, tuple[OpenEngine, str]] = {  # with the package whose version is reported
+ENGINES: dict[
+    str, tuple[Callable[[dict[str, Any], str | None], ExternalEngine], str]
+] = {  # with the package whose version is reported
     "vllm": (VllmEngine, "vllm"),
     "llama.cpp": (LlamaServer, "xllamacpp"),
     "openvino": (OpenVinoPipeline, "openvino-genai"),
@@ -282,41 +363,56 @@ def package_version(package: str) -> str:
     return f"xllamacpp {version(package)}" if package == "xllamacpp" else version(package)
 
 
-def certify(engine: str, request_file: Path, reply_file: Path) -> None:
-    open_engine, package = ENGINES[engine]
-    request = json.loads(request_file.read_text(encoding="utf-8"))
-    reply = {"version": package_version(package), **decode_all(open_engine, request)}
-    reply_file.write_text(json.dumps(reply), encoding="utf-8")
+def only_replies() -> Callable[[dict[str, Any]], None]:
+    """Return a function that writes a reply to stdout; whatever an engine prints goes to stderr."""
+    replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    return lambda reply: print(json.dumps(reply), file=replies, flush=True)
+
+
+def certify(name: str) -> None:
+    reply, (open_engine, package) = only_replies(), ENGINES[name]
+    decoded = decode_all(open_engine, json.loads(sys.stdin.readline()), lambda text: reply({"progress": text}))
+    reply({"version": package_version(package), **decoded})
+
+
+def benchmark(name: str) -> None:
+    """Open the target with one method of speculation; decode and time the prompts of each line at once."""
+    reply, (open_engine, package) = only_replies(), ENGINES[name]
+    request = json.loads(sys.stdin.readline())
+    engine = open_engine(request, request["draft"])
+    reply({"version": package_version(package)})
+    for line in sys.stdin:
+        asked = json.loads(line)
+        start_s = time.perf_counter()
+        decoded = engine.decode_together(asked["prompts"], asked["sampling"])
+        reply({**decoded, "elapsed_s": time.perf_counter() - start_s})
+    engine.close()
 
 
 def generate() -> None:
-    """Reply to each line of stdin with one line; whatever vLLM prints goes to stderr."""
-    replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)
+    """Reply to each line of stdin with one line."""
+    reply = only_replies()
 
     import vllm
 
     without_processes_on_cpus()
     settings = json.loads(sys.stdin.readline())
     llm = vllm.LLM(**settings, generation_config="vllm")  # ignores the checkpoint's sampling settings
-    print(json.dumps({"version": vllm.__version__}), file=replies, flush=True)
+    reply({"version": vllm.__version__})
     for line in sys.stdin:
         request = json.loads(line)
         prompts = [{"prompt_token_ids": ids} for ids in request["prompts"]]
         params = [vllm.SamplingParams(**request["sampling"], seed=seed) for seed in request["seeds"]]
         outputs = [output.outputs[0] for output in llm.generate(prompts, params, use_tqdm=False)]
         responses = [[list(output.token_ids), output.finish_reason == "stop"] for output in outputs]
-        print(json.dumps({"responses": responses}), file=replies, flush=True)
+        reply({"responses": responses})
 
 
 def main(command: str, *arguments: str) -> None:
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", VLLM_CACHE_GIB[command])
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
-    if command == "generate":
-        generate()
-    else:
-        engine, request_file, reply_file = arguments
-        certify(engine, Path(request_file), Path(reply_file))
+    {"certify": certify, "benchmark": benchmark, "generate": generate}[command](*arguments)
 
 
 if __name__ == "__main__":

@@ -7,8 +7,9 @@ from typing import ClassVar
 
 import pytest
 
-from eval.engines import runs, worker
-from eval.engines.runs import WORKER, Counted, reply_of, run_external
+from eval.engines import worker, worker_process
+from eval.engines.runs import Counted, run_external
+from eval.engines.worker_process import WORKER
 from tests.rejections import rejects
 
 PACKAGES = {"architectures", "distill", "eval", "widedraft"}
@@ -43,11 +44,11 @@ def stand_in(tmp_path, monkeypatch):
             "import json, sys\n"
             f"assert sys.argv[1:3] == ['certify', {engine!r}]\n"
             f"response = json.loads({json.dumps(json.dumps(response))})\n"
-            "response['request'] = json.load(open(sys.argv[3]))\n"
-            "json.dump(response, open(sys.argv[4], 'w'))\n"
-            f"json.dump(response['request'], open({str(tmp_path / 'got')!r}, 'w'))\n"
+            f"open({str(tmp_path / 'got')!r}, 'w').write(sys.stdin.readline())\n"
+            "print(json.dumps({'progress': '1 of 1'}))\n"
+            "print(json.dumps(response))\n"
         )
-        monkeypatch.setattr(runs, "WORKER", script)
+        monkeypatch.setattr(worker_process, "WORKER", script)
 
     return write
 
@@ -95,13 +96,13 @@ def test_openvinos_steps_are_what_each_run_of_the_target_gave(stand_in, tmp_path
     assert (got["dtype"], got["threads"]) == ("float32", 2)
 
 
-@pytest.mark.parametrize("last", ["raise SystemExit('no vllm here')", "print('no vllm here')"])
+@pytest.mark.parametrize("last", ["raise SystemExit('no vllm here')", "print('no vllm here', file=sys.stderr)"])
 def test_an_engine_that_ends_without_an_response_failed_and_its_last_words_are_told(tmp_path, monkeypatch, last):
     script = tmp_path / "worker.py"
-    monkeypatch.setattr(runs, "WORKER", script)
-    script.write_text(f"print('loading'); {last}")
-    with rejects("vllm"):
-        reply_of(sys.executable, {}, engine="vllm")
+    monkeypatch.setattr(worker_process, "WORKER", script)
+    script.write_text(f"import sys; print('loading', file=sys.stderr); {last}")
+    with rejects("no vllm here"):
+        run("vllm", tmp_path, tmp_path)
 
 
 def test_the_worker_imports_nothing_of_this_project():
@@ -131,16 +132,11 @@ class FakeEngine:
 
 
 @pytest.fixture
-def answered(tmp_path, monkeypatch):
+def answered(monkeypatch):
     """Twelve prompts answered by FakeEngine: the response, and every call."""
     monkeypatch.setattr(FakeEngine, "calls", [])
-    monkeypatch.setitem(worker.ENGINES, "vllm", (FakeEngine, "pytest"))
-    monkeypatch.setattr(worker, "package_version", lambda package: f"{package} 7")
-    asked, response = tmp_path / "request.json", tmp_path / "response.json"
     request = {"target": "T", "draft": "D", "conversations": [f"prompt {each}" for each in range(12)], "seed": 17}
-    asked.write_text(json.dumps(request))
-    worker.main("certify", "vllm", str(asked), str(response))
-    return json.loads(response.read_text()), FakeEngine.calls
+    return worker.decode_all(FakeEngine, request), FakeEngine.calls
 
 
 def test_every_prompt_is_decoded_plain_and_drafted_and_by_the_target_itself(answered):
@@ -149,7 +145,6 @@ def test_every_prompt_is_decoded_plain_and_drafted_and_by_the_target_itself(answ
     assert [text["plain"] for text in response["texts"]] == [{"draft": None, "messages": each} for each in prompts]
     assert [text["drafted"]["draft"] for text in response["texts"]] == ["D"] * 12
     assert response["own"] == [{"draft": "T", "messages": each} for each in prompts]
-    assert response["version"] == "pytest 7"
 
 
 def test_turns_change_and_the_first_texts_are_not_timed(answered):
