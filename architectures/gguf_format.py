@@ -238,8 +238,9 @@ def gguf_config(file: Path, header: GgufHeader) -> dict[str, Any]:
     has_windows = family.window_pattern is not None
     stated = {key.removeprefix(prefix): value for key, value in metadata.items() if key.startswith(prefix)}
     scales = {entry: name for name, entry in gguf.scales.items()}
-    names = CONFIG_KEYS | scales | (WINDOW_KEYS if has_windows else {})
-    required = (*scales, "embedding_length", "attention.head_count")
+    counts = {entry: name for name, entry in gguf.counts.items()}
+    names = CONFIG_KEYS | scales | counts | (WINDOW_KEYS if has_windows else {})
+    required = (*scales, *counts, "embedding_length", "attention.head_count")
     required += ("attention.sliding_window", "rope.freq_base") if has_windows else ()
     reject_entries(file, metadata, prefix, names, required=required)
     embedding = header.tensors.get("token_embd.weight")
@@ -258,6 +259,7 @@ def gguf_config(file: Path, header: GgufHeader) -> dict[str, Any]:
         "vocab_size": embedding.size[0],
         "tie_word_embeddings": "output.weight" not in header.tensors,
         **{entry: tensor in header.tensors for entry, tensor in gguf.bias_tensors.items()},
+        **gguf.implied,
     }
     width = config.setdefault("head_dim", config["hidden_size"] // config["num_attention_heads"])
     for key in CHECKED_KEYS:

@@ -7,7 +7,9 @@ Shape suffixes used in this file:
     N = heads, D = head width, C = columns of a matrix (a bias has none)
 """
 
+import re
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from itertools import pairwise
 from math import prod
 from pathlib import Path
@@ -42,6 +44,7 @@ from architectures.manifest import MANIFEST_NAME, write_manifest
 from architectures.shapes import Shape, checkpoint_tensors, rope_for_transformers_4
 
 ROPE_FACTORS = "rope_freqs.weight"
+OF_AN_EXPERT, STACK_AXES = re.compile(r"\.experts\.(\d+)\."), 3
 GPT2_SPLITTING = (None, "default", "gpt-2")  # values of `tokenizer.ggml.pre` that mean GPT-2's pre-tokenizer
 DIGITS_APART = "smollm"  # the same after a step that splits every digit: spaces before a number stay together
 TOKENIZER_ERRORS = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, OSError)
@@ -82,7 +85,7 @@ def import_gguf(file: Path, out: Path, *, dtype: str = "float32") -> None:
 
 def open_gguf(file: Path) -> tuple[GgufHeader, Shape, dict[str, str]]:
     """Return header, shape, and the stored name of each tensor of a whole file; errors as `import_gguf`."""
-    header = read_gguf_header(file)
+    header = with_single_experts(read_gguf_header(file))
     shape = Shape.from_config(gguf_config(file, header), where=str(file))
     stored = gguf_names(shape)
     require_gguf_tensors(file, header, {stored[name]: size for name, size in checkpoint_tensors(shape).items()})
@@ -90,12 +93,32 @@ def open_gguf(file: Path) -> tuple[GgufHeader, Shape, dict[str, str]]:
     return header, shape, stored
 
 
+def with_single_experts(header: GgufHeader) -> GgufHeader:
+    """Replace each stack of experts, [experts, rows, columns], by its matrices: NAME[0], NAME[1], ..."""
+    tensors: dict[str, GgufTensor] = {}
+    for name, tensor in header.tensors.items():
+        if "_exps." not in name or len(tensor.size) != STACK_AXES:
+            tensors[name] = tensor
+            continue
+        size = tensor.size[1:]
+        step = num_bytes(name, replace(tensor, size=size))
+        for expert in range(tensor.size[0]):
+            tensors[f"{name}[{expert}]"] = replace(tensor, size=size, offset=tensor.offset + expert * step)
+    return replace(header, tensors=tensors)
+
+
 def gguf_names(shape: Shape) -> dict[str, str]:
+    """Return the GGUF name of each tensor; that of an expert's matrix as in `with_single_experts`."""
     gguf = FAMILIES[shape.family].gguf
     assert gguf is not None, "families without a llama.cpp architecture are rejected earlier"
     architecture = next(each for each, name in MODEL_ARCH_NAMES.items() if name == gguf.name)
     known = get_tensor_name_map(architecture, shape.layers)
-    return {name: str(known.get_name(name, (".weight", ".bias"))) for name in checkpoint_tensors(shape)}
+    names = {}
+    for name in checkpoint_tensors(shape):
+        expert = OF_AN_EXPERT.search(name)
+        stored = known.get_name(OF_AN_EXPERT.sub(".experts.", name), (".weight", ".bias"))
+        names[name] = f"{stored}[{expert[1]}]" if expert else str(stored)
+    return names
 
 
 def require_gguf_tensors(file: Path, header: GgufHeader, expected: Mapping[str, tuple[int, ...]]) -> None:

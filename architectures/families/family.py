@@ -113,6 +113,8 @@ class Gguf:
         name: `general.architecture`; such files are imported as the first family of this name.
         bias_tensors: Config entry -> a tensor that exists if the entry is true.
         scales: Config entry -> entry below the architecture's name, for numbers the model multiplies or divides by.
+        counts: Config entry -> entry below the architecture's name, for integers.
+        implied: Config entries whose values llama.cpp takes for granted.
         own_row_order: Query and key rows are stored in llama.cpp's rotary order, in adjacent pairs.
         query_is_hidden: The query width must equal the hidden width.
         attention_bias: The attention supports biases.
@@ -126,6 +128,8 @@ class Gguf:
     name: str
     bias_tensors: Mapping[str, str] = field(default_factory=dict)
     scales: Mapping[str, str] = field(default_factory=dict)
+    counts: Mapping[str, str] = field(default_factory=dict)
+    implied: Mapping[str, Any] = field(default_factory=dict)
     own_row_order: bool = False
     query_is_hidden: bool = False
     attention_bias: bool = True
@@ -612,5 +616,15 @@ QWEN3_MOE = Family(
     fixed_entries={"mlp_only_layers": [], "decoder_sparse_step": 1},
     default_context=32768,
     engines=("vLLM", "SGLang", "llama.cpp"),
+    gguf=Gguf(
+        name="qwen3moe",
+        counts={
+            "num_experts": "expert_count",
+            "num_experts_per_tok": "expert_used_count",
+            "moe_intermediate_size": "expert_feed_forward_length",
+        },
+        implied={"norm_topk_prob": True},
+    ),
+    no_gguf="its experts would have to be stacked",
     unsupported={"learned_masks": "masks are not defined for experts"},
 )

@@ -157,6 +157,8 @@ def gguf_file(
     writer.add_rope_freq_base(config.rope_parameters.get("full_attention", config.rope_parameters)["rope_theta"])
     if family.window_pattern is not None:
         writer.add_sliding_window(config.sliding_window)
+    for entry, key in family.gguf.counts.items():
+        writer.add_uint32(f"{name}.{key}", getattr(config, entry))
     if alignment is not None:
         writer.add_custom_alignment(alignment)
     for key, value in metadata.items():
@@ -215,7 +217,10 @@ def stored_tensors(source: Path, config) -> dict[str, np.ndarray]:
             halves = weight.reshape(heads, 2, shape.head_dim // 2, *weight.shape[1:])
             weight = halves.swapaxes(1, 2).reshape(weight.shape)
         stored[stored_name] = weight + FAMILIES[shape.family].norm_offset if weight.ndim == 1 else weight
-    return stored
+    stacks: dict[str, list[np.ndarray]] = {}
+    for name in [name for name in stored if name.endswith("]")]:  # in the order of the experts
+        stacks.setdefault(name.split("[")[0], []).append(stored.pop(name))
+    return stored | {name: np.stack(weights) for name, weights in stacks.items()}
 
 
 def add_tensor(writer: gguf.GGUFWriter, name: str, weight: np.ndarray, matrices) -> None:

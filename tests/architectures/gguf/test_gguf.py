@@ -23,7 +23,9 @@ IDS = torch.arange(3, 35)[None]
 VARIANTS = {
     "llama": LLAMA,
     "qwen2": {"tie_word_embeddings": False},
-    "qwen3": {"head_dim": 128},  # the only width transformers' own GGUF import takes
+    # The only widths that transformers' own GGUF import takes.
+    "qwen3": {"head_dim": 128},
+    "qwen3_moe": {"head_dim": 128, "moe_intermediate_size": 768},
 }
 BIASED = ("llama", "qwen3")  # transformers drops these biases from a GGUF file: the original is the only judge
 Q8, Q4_1, F32 = (gguf.GGMLQuantizationType[name] for name in ("Q8_0", "Q4_1", "F32"))
