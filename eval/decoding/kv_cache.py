@@ -114,6 +114,17 @@ class RowCache:
         rows_B = torch.tensor(rows, device=self.slots_BT.device)
         self.replace(lambda cache_BHSD: cache_BHSD[rows_B])
 
+    def join(self, other: "RowCache", *, rows: int, other_rows: int) -> None:
+        """Append the rows of another cache of the same model; one that was never fed has no tensors."""
+        for cache, longer in ((self, other), (other, self)):
+            if cache.capacity < longer.capacity:
+                cache.widen(longer.capacity)
+        for own, new in ((self.keys, other.keys), (self.values, other.values)):
+            own[:] = own or [cache_BHSD.new_zeros(rows, *cache_BHSD.shape[1:]) for cache_BHSD in new]
+            for layer_idx, cache_BHSD in enumerate(own):
+                added_BHSD = new[layer_idx] if new else cache_BHSD.new_zeros(other_rows, *cache_BHSD.shape[1:])
+                own[layer_idx] = torch.cat([cache_BHSD, added_BHSD])
+
     def replace(self, change: Callable[[Tensor], Tensor]) -> None:
         """Change every tensor, one at a time, as there may be no memory for a second copy of all."""
         for caches in (self.keys, self.values):
@@ -335,6 +346,11 @@ class RowSequencer:
 
     def keep(self, rows: Sequence[int]) -> None:
         self.cache.keep(rows)
+
+    def join(self, other: "RowSequencer", *, rows: int, other_rows: int) -> None:
+        """Append the rows of another sequencer of the same model, which is not used afterwards."""
+        self.most = max(self.most, other.most)
+        self.cache.join(other.cache, rows=rows, other_rows=other_rows)
 
 
 class TextSequencer:

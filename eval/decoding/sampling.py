@@ -415,6 +415,7 @@ class Text:
         context: The decoder's tokens before generation: the prompt, or the start token of an encoder-decoder.
         missing: Emitted tokens except the last that the draft has not read.
         logp: As in Decoded.
+        max_new_tokens: Its own limit; None for that of the batch.
     """
 
     index: int
@@ -424,6 +425,7 @@ class Text:
     missing: int = 0
     stopped: bool = False
     logp: list[float] = field(default_factory=list)
+    max_new_tokens: int | None = None
 
     @property
     def length(self) -> int:
@@ -439,7 +441,7 @@ class Text:
         return [*self.context, *self.emitted]
 
     def num_left(self, limits: Limits) -> int:
-        return limits.max_new_tokens - len(self.emitted)
+        return (self.max_new_tokens or limits.max_new_tokens) - len(self.emitted)
 
     def extend(self, token_ids: Sequence[int], limits: Limits) -> int:
         """Emit tokens up to the one that ends the sequence; return how many were emitted."""

@@ -24,7 +24,7 @@ Shape suffixes used in this file:
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import zip_longest
 
@@ -36,7 +36,7 @@ from torch.nn.functional import pad
 from transformers import PreTrainedModel
 
 from architectures.vocabulary_head import head_ids, ids_below, tokens_of
-from eval.decoding.kv_cache import Feed, Opener, Sequencer, Span, open_sequencer, takes_rows
+from eval.decoding.kv_cache import Feed, Opener, RowSequencer, Sequencer, Span, open_sequencer, takes_rows
 from eval.decoding.sampling import (
     EXACT_GREEDY_DRAFT,
     REJECTION,
@@ -111,6 +111,7 @@ class DecodingRequest:
         lookup: Proposes tokens instead of a draft model.
         lookup_first: Prompt lookup with the draft as fallback; None for the draft everywhere.
         target_vocab: Vocabulary size of the target if a draft decodes without it: larger ids are never generated.
+        max_new_tokens: Limit of each prompt, at most that of `limits`; None for that of `limits`.
     """
 
     prompts: Sequence[Sequence[int]]
@@ -120,6 +121,7 @@ class DecodingRequest:
     lookup: NgramLookup | None = None
     lookup_first: LookupFirst | None = None
     target_vocab: int | None = None
+    max_new_tokens: Sequence[int] | None = None
 
     @property
     def rule(self) -> str | None:
@@ -174,6 +176,19 @@ class Streams:
         )
         count = request.limits.max_new_tokens + widest + 1
         return cls(*(stream(seed, row_seeds, count, device) for seed in (seeds.draft, seeds.accept, seeds.target)))
+
+    @classmethod
+    def joined(cls, batches: Sequence["Batch"]) -> "Streams":
+        """Return the numbers of the rows of several batches; shorter streams get zeros, which no token uses."""
+        rows = [[text.index for text in batch.texts] for batch in batches]
+        width = max(batch.streams.draft_BD.shape[1] for batch in batches)
+        same = zip(*(vars(batch.streams).values() for batch in batches), strict=True)
+        return cls(
+            *(
+                torch.cat([pad(each[own], (0, width - each.shape[1])) for each, own in zip(draws, rows, strict=True)])
+                for draws in same
+            )
+        )
 
 
 @dataclass(frozen=True)
@@ -260,7 +275,11 @@ class Batch:
             raise ValueError(f"{models[0].name_or_path}: outputs a reduced vocabulary; a target must output every id.")
         self.request, self.streams, self.device = request, streams, models[0].device
         self.vocab_size = shared_vocab_size(*models) if request.target_vocab is None else request.target_vocab
-        self.texts = [Text(index, first_tokens(models[0], request.prompts[index])) for index in indices]
+        own_limits = request.max_new_tokens or [None] * len(request.prompts)
+        self.texts = [
+            Text(index, first_tokens(models[0], request.prompts[index]), max_new_tokens=own_limits[index])
+            for index in indices
+        ]
         sequencers = [
             self.sequencer_of(opener, model, feeds)
             for model, feeds in zip(models, request.feeds, strict=False)  # without a draft there is one model
@@ -275,13 +294,17 @@ class Batch:
         self.prefill_s = self.prefilled_s - start_s
 
     def sequencer_of(self, opener: Opener, model: PreTrainedModel, feeds: Sequence[Feed]) -> Sequencer:
-        capacity = max(len(text.context) for text in self.texts) + self.request.limits.max_new_tokens
         prompts = [self.request.prompts[text.index] for text in self.texts]
-        goes_back = self.request.goes_back
+        capacity, goes_back = self.capacity, self.request.goes_back
         return opener(model, prompts, capacity=capacity, vocab_size=self.vocab_size, feeds=feeds, goes_back=goes_back)
 
+    @property
+    def capacity(self) -> int:
+        """Maximum tokens of a row."""
+        return max(text.length + text.num_left(self.request.limits) for text in self.texts)
+
     def read_contexts(self, sequencer: Sequencer) -> None:
-        contexts = [text.context[:-1] for text in self.texts]
+        contexts = [text.everything()[:-1] for text in self.texts]
         if any(contexts):
             sequencer.feed(self.filled(contexts), [(0, len(context)) for context in contexts], whole=False)
 
@@ -350,18 +373,51 @@ class Batch:
         is_finished = [text.is_finished(limits) for text in self.texts]
         if not any(is_finished):
             return
-        unfinished = [row for row, finished in enumerate(is_finished) if not finished]
         for text, finished in zip(self.texts, is_finished, strict=True):
             if finished:
                 ids, steps = tuple(text.emitted), tuple(text.steps)
                 how = self.request.rule, text.stopped, tuple(text.logp)
                 yield text.index, Decoded(ids, steps, self.prefill_s, elapsed_s, *how)
-        if unfinished:
+        self.keep([row for row, finished in enumerate(is_finished) if not finished])
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Keep only the given rows."""
+        if rows:
             for sequencer in (self.verifier, self.drafter):
                 if sequencer is not None:
-                    sequencer.keep(unfinished)
-            self.seen_BV = None if self.seen_BV is None else self.seen_BV[unfinished]
-        self.texts = [self.texts[row] for row in unfinished]
+                    sequencer.keep(rows)
+            self.seen_BV = None if self.seen_BV is None else self.seen_BV[rows]
+        self.texts = [self.texts[row] for row in rows]
+
+    def join(self, other: "Batch") -> None:
+        """Append the rows of another batch of the same models and sampling, which is not used afterwards.
+
+        All sequences get the number of their row as index.
+        """
+        for own, new in ((self.verifier, other.verifier), (self.drafter, other.drafter)):
+            if own is not None:
+                assert isinstance(own, RowSequencer), "see takes_rows"
+                assert isinstance(new, RowSequencer), "see takes_rows"
+                own.join(new, rows=len(self.texts), other_rows=len(other.texts))
+        self.streams = Streams.joined([self, other])
+        if self.seen_BV is not None and other.seen_BV is not None:
+            self.seen_BV = torch.cat([self.seen_BV, other.seen_BV])
+        self.texts += other.texts
+        for row, text in enumerate(self.texts):
+            text.index = row
+
+    def replace_draft(self, draft: PreTrainedModel, speculation: Speculation, opener: Opener) -> None:
+        """Propose with another draft from the next step on; it reads every sequence, and the target's cache stays."""
+        self.request = replace(self.request, speculation=speculation)
+        sequences = [text.everything() for text in self.texts]
+        self.drafter = opener(draft, sequences, capacity=self.capacity, vocab_size=self.vocab_size)
+        self.read_contexts(self.drafter)
+        self.output_ids_S = ids_below(draft, self.vocab_size)
+        for text in self.texts:
+            text.missing = 0
+        # Steps of more tokens look at more numbers after the last token of a row, and use none of them.
+        k = speculation.num_speculative_tokens
+        self.streams = Streams(*(pad(draws_BD, (0, k)) for draws_BD in vars(self.streams).values()))
 
 
 def first_tokens(target: PreTrainedModel, prompt_ids: Sequence[int]) -> tuple[int, ...]:
