@@ -12,6 +12,7 @@ if __name__ == "__main__" or sys.argv[0].endswith("widedraft"):  # not if anothe
 import argparse
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -28,6 +29,7 @@ from distill.hub.push import PushSettings
 from distill.process import report_user_errors
 from distill.shipped_recipes import RecipesSettings, recipes
 from eval.cli import BenchmarkSettings, ReportSettings, VerifySettings, benchmark, report, verify
+from eval.config import ServeSettings
 from eval.engines.certify import CertifySettings, certify
 
 EXITS = "Exit codes: 0 success, 2 user error (one message), 130 interrupted; run again to continue."
@@ -104,6 +106,14 @@ def import_checkpoint(settings: ImportSettings) -> None:
     print(f"{settings.to}: a Hugging Face checkpoint; set target.path to it in a recipe.")
 
 
+def serve(settings: ServeSettings) -> None:
+    if missing := [name for name in ("fastapi", "uvicorn", "prometheus_client") if find_spec(name) is None]:
+        raise UserError(f"serve: {', '.join(missing)} not installed. Run: pip install 'widedraft[serve]'")
+    from eval.http_server import serve_pair
+
+    serve_pair(settings)
+
+
 COMMANDS = {
     "recipes": Command(
         recipes, "list or write the recipes that ship with widedraft; list named shapes and tasks", RecipesSettings
@@ -169,6 +179,9 @@ COMMANDS = {
         benchmark,
         "measure wall-clock tokens/s with and without a draft in interleaved runs; --grid: step times",
         BenchmarkSettings,
+    ),
+    "serve": Command(
+        serve, "serve a target with a draft over OpenAI's API on this machine, with a page to try it in", ServeSettings
     ),
     "certify": Command(
         certify,

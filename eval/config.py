@@ -1,22 +1,32 @@
-"""Recipe sections `eval` and `generate`. No torch."""
+"""Recipe sections `eval` and `generate`, and the flags of `widedraft serve`. No torch."""
 
+import ipaddress
 import re
+from contextlib import suppress
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, ValidationInfo, field_validator
+from pydantic import AfterValidator, Field, ValidationInfo, field_validator, model_validator
 
 from architectures.compatibility import TensorParallel
+from architectures.errors import UserError
 from architectures.settings import (
+    AUTO,
+    MOST,
     BatchSize,
     BatchSizes,
+    Draft,
     DtypeOrAuto,
+    Flag,
     MaxScoredTokens,
     MinP,
     NumPrompts,
+    NumSpeculativeTokens,
+    PairDtype,
     Repeats,
     RepetitionPenalty,
     Section,
     SpeculativeTokenCounts,
+    Target,
     Temperatures,
     TopK,
     TopP,
@@ -150,3 +160,34 @@ class GenerateConfig(Section):
     @property
     def is_local(self) -> bool:
         return self.engine == "local"
+
+
+def is_loopback(host: str | None) -> bool:
+    with suppress(ValueError):
+        return ipaddress.ip_address(host or "").is_loopback
+    return host == "localhost"
+
+
+class ServeSettings(Section):
+    """Flags of `widedraft serve`."""
+
+    target: Target
+    draft: Draft
+    num_speculative_tokens: Annotated[
+        NumSpeculativeTokens | None, Flag(absent="num_assistant_tokens of the draft, else 3")
+    ] = None
+    dtype: PairDtype = AUTO
+    host: str = Field(default="127.0.0.1", description="Address to listen on; others than loopback need --api-key.")
+    port: int = Field(default=8000, ge=0, le=65535, description="Port to listen on.")
+    api_key: str | None = Field(default=None, min_length=1, description="Key that clients must send.")
+    max_model_len: Annotated[int | None, Flag(absent="context of both models, at most 4096")] = Field(
+        default=None, ge=2, le=MOST, description="Maximum tokens of prompt and response."
+    )
+    max_num_seqs: int = Field(default=16, ge=1, le=MOST, description="Maximum number of requests decoded together.")
+    max_queue: int = Field(default=64, ge=1, le=MOST, description="Maximum number of requests that wait.")
+
+    @model_validator(mode="after")
+    def _only_for_this_machine(self) -> "ServeSettings":
+        if self.api_key is None and not is_loopback(self.host):
+            raise UserError(f"--host {self.host}: is not a loopback address. Set --api-key, or use 127.0.0.1.")
+        return self

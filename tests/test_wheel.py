@@ -35,7 +35,7 @@ def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_wheel_holds_the_packages_the_module_and_the_recipes(wheel):
     names = zipfile.ZipFile(wheel).namelist()
-    templates = ("eval/report.html.jinja", "distill/hub/card.md.jinja")
+    templates = ("eval/report.html.jinja", "eval/serving.html", "distill/hub/card.md.jinja")
     for part in ("architectures/shapes.py", "eval/replay.py", "distill/train.py", "widedraft.py", *templates):
         assert part in names
     assert any(name.endswith("share/widedraft/recipes/quickstart.yaml") for name in names)
