@@ -47,16 +47,15 @@ F32, F16 = GGMLQuantizationType.F32, GGMLQuantizationType.F16
 MOST_F16 = 65504.0  # largest F16 value, which also limits the scale of a quantised block
 
 
-def quantisation(size: tuple[int, ...], kind: GgufKind, *, is_head: bool) -> GGMLQuantizationType:
+def quantisation(size: tuple[int, ...], kind: GgufKind) -> GGMLQuantizationType:
     """Return the quantisation type of a tensor.
 
-    Vectors stay in F32, as llama.cpp requires; a matrix whose rows are no whole blocks is F16. The head of a Q4_0 file
-    is Q8_0, since its errors directly affect the choice of a token; llama.cpp's own quantiser uses Q6_K there, which
-    the gguf package cannot write.
+    Vectors stay in F32, as llama.cpp requires; a matrix whose rows are no whole blocks is F16. The head of a draft is
+    most of what a step reads, so it is not kept in more bits, as in llama.cpp's own files (docs/benchmarks.md).
     """
     if len(size) == 1:
         return F32
-    wanted = GGMLQuantizationType["Q8_0" if is_head and kind == "q4_0" else kind.upper()]
+    wanted = GGMLQuantizationType[kind.upper()]
     return F16 if size[-1] % GGML_QUANT_SIZES[wanted][0] else wanted
 
 
@@ -349,8 +348,7 @@ def write_gguf(folder: Path, out: Path, kind: GgufKind, name: str) -> GgufFile:
     factors = rope_factors(config.rope_parameters, shape.head_dim)
     if factors is not None:
         stored[ROPE_FACTORS] = factors.shape
-    head = "token_embd.weight" if shape.tied else "output.weight"
-    types = {tensor: quantisation(size, kind, is_head=tensor == head) for tensor, size in stored.items()}
+    types = {tensor: quantisation(size, kind) for tensor, size in stored.items()}
     num_bytes = {tensor: stored_bytes(stored[tensor], types[tensor]) for tensor in stored}
     needed, free = sum(num_bytes.values()), shutil.disk_usage(out.parent).free
     if needed > free:
