@@ -454,11 +454,17 @@ def score(settings: EvalSettings) -> None:
     if settings.endpoint is not None:
         score_run_on_endpoint(settings)
         return
-    from distill.pipeline import checkpoints_stage, eval_stage
+    from distill.pipeline import checkpoints_stage, eval_stage, read_scorecard
+    from eval.scorecard_tables import summary
 
     trust_if_requested(settings.trust_checkpoints)
     with own_run(of_words(settings.words, debug=settings.debug)) as named:
-        (checkpoints_stage if settings.checkpoints else eval_stage)(named.run)
+        if settings.checkpoints:
+            checkpoints_stage(named.run)
+            return
+        eval_stage(named.run)
+        if named.run.share.leads:
+            print(f"{summary(read_scorecard(named.run))}\nscorecard: {named.run.eval.path / 'scorecard.md'}")
 
 
 def run_everything(settings: RunSettings) -> None:

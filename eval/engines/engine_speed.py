@@ -11,7 +11,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from architectures.errors import UserError
+from architectures.files import format_bytes
 from architectures.hub import read_config, resolve_checkpoint
 from architectures.manifest import fingerprint_checkpoint, fingerprint_folder, sha256_of_file
 from architectures.vocabulary import CONFIG_KEY
@@ -22,10 +25,13 @@ from eval.decoding.speculative import LookupFirst, NgramLookup
 from eval.engines.external_generate import sampling_fields
 from eval.engines.runs import own_tokens
 from eval.engines.worker_process import WorkerProcess
+from eval.large_targets import free_bytes
 from eval.models import require_same_tokenizer
 from eval.scorecard_schema import ModelIdentity
 
 MOST_SEEDS = 2**31  # llama.cpp takes 32 bits
+WEIGHT_FILES = (".safetensors", ".bin")
+PACKED_COPIES = 1.9  # vLLM on a CPU keeps packed weights next to a checkpoint's; 6.6 GB for 3.5 GB, measured
 GPU_SHARE = 0.9  # of a GPU's memory, divided among the methods
 
 
@@ -113,6 +119,7 @@ def opened(setup: EngineSetup, ks: Sequence[int]) -> Iterator[tuple[dict[Method,
         UserError: If there is no such Python, it lacks the engine, or the engine fails; with its last output.
     """
     methods, version = methods_of(setup, ks), ""
+    require_memory_for(setup, len(methods))
     with ExitStack() as stack:
         workers: dict[Method, WorkerProcess] = {}
         for method in methods:
@@ -122,6 +129,19 @@ def opened(setup: EngineSetup, ks: Sequence[int]) -> Iterator[tuple[dict[Method,
             version = worker.exchange(request_of(setup, method, len(methods)))["version"]
             workers[method] = worker
         yield {method: partial(decode, worker, setup) for method, worker in workers.items()}, version
+
+
+def require_memory_for(setup: EngineSetup, num_methods: int) -> None:
+    """Raise UserError if the processes' targets do not fit into memory; llama.cpp's share the file's pages."""
+    if setup.engine == "llama.cpp" or torch.cuda.is_available():
+        return
+    weights = sum(path.stat().st_size for path in setup.target.iterdir() if path.suffix in WEIGHT_FILES)
+    needed = num_methods * weights * (PACKED_COPIES if setup.engine == "vllm" else 1)
+    if needed > (available := free_bytes(torch.device("cpu"))):
+        raise UserError(
+            f"--engine {setup.engine}: {num_methods} processes, one per method, need {format_bytes(needed)} for the "
+            f"target, but {format_bytes(available)} are available. Use fewer drafts or --num-speculative-tokens."
+        )
 
 
 def request_of(setup: EngineSetup, method: Method, num_methods: int) -> dict[str, Any]:

@@ -99,10 +99,13 @@ class VllmEngine:
 
     def __init__(self, request: dict[str, Any], draft: str | None) -> None:
         from vllm import LLM
+        from vllm.platforms import current_platform
 
         without_processes_on_cpus()
 
         settings: dict[str, Any] = dict(request.get("engine_settings", {"enforce_eager": True}))
+        if current_platform.is_cpu():  # compiling takes minutes per process, and 1 GB
+            settings["enforce_eager"] = True
         if request.get("lookup"):
             k = request["num_speculative_tokens"]
             settings["speculative_config"] = {"method": "ngram", "num_speculative_tokens": k, **request["lookup"]}

@@ -9,7 +9,7 @@ from pydantic import TypeAdapter
 
 import widedraft
 from eval.benchmark import DRAFT, LOOKUP, LOOKUP_FIRST, PLAIN, BenchmarkFile
-from eval.engines import worker_process
+from eval.engines import engine_speed, worker_process
 from eval.engines.worker_process import WORKER
 
 STAND_IN = """
@@ -93,6 +93,13 @@ def test_llama_cpp_takes_files_and_prompt_lookup_in_front_of_a_draft(benchmarked
     assert {each["opened"]["target"] for each in messages} == {str(files[0])}
     lookups = {(each["opened"]["draft"] is None, *each["opened"]["lookup"].values()) for each in messages}
     assert lookups == {(True,), (True, 3, 3), (False,), (False, 4, 7)}
+
+
+def test_targets_that_do_not_fit_into_memory_are_rejected(target_folder, noisy_folder, monkeypatch, capsys):
+    monkeypatch.setattr(engine_speed, "free_bytes", lambda _device: 1000)
+    given = ("benchmark", "--engine", "vllm", "--python", "no/python", "--target", target_folder)
+    assert widedraft.main([*map(str, (*given, "--draft", noisy_folder))]) == 2
+    assert "--num-speculative-tokens" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
