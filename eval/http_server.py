@@ -101,6 +101,12 @@ class ChatFields(GenerationFields):
     top_logprobs: Literal[0] = 0
 
 
+class PredictFields(Section):
+    """Body of /predict."""
+
+    prompt: str
+
+
 class DraftFields(Section):
     """Body of /admin/draft."""
 
@@ -180,6 +186,13 @@ class HttpApi:
 
     async def complete(self, request: Request) -> Response:
         return await self.respond(request, await read_fields(request, TextFields), "text_completion")
+
+    async def predict(self, request: Request) -> Response:
+        """Return the response as a JSON string, with the settings of LLMSpeculativeSampling's demo server."""
+        given = await read_fields(request, PredictFields)
+        fields = TextFields(prompt=given.prompt, max_tokens=40, top_k=10, top_p=0.9)
+        whole = await self.respond(request, fields, "text_completion")
+        return JSONResponse(json.loads(bytes(whole.body))["choices"][0]["text"])
 
     async def respond(self, request: Request, fields: GenerationFields, kind: str) -> Response:
         queue, loop = asyncio.Queue[Token | None](), asyncio.get_running_loop()
@@ -320,6 +333,7 @@ def create_app(engine: ServingEngine, settings: ServeSettings) -> FastAPI:
     guarded: dict[str, Any] = {"dependencies": [Depends(api.guard)], "response_model": None}
     app.post("/v1/chat/completions", **guarded)(api.chat)
     app.post("/v1/completions", **guarded)(api.complete)
+    app.post("/predict", **guarded)(api.predict)
     app.post("/admin/draft", **guarded)(api.swap)
     app.get("/v1/models", **guarded)(api.models)
     app.get("/metrics", **guarded)(api.metrics)

@@ -136,7 +136,7 @@ def require_memory_for(setup: EngineSetup, num_methods: int) -> None:
     if setup.engine == "llama.cpp" or torch.cuda.is_available():
         return
     weights = sum(path.stat().st_size for path in setup.target.iterdir() if path.suffix in WEIGHT_FILES)
-    needed = num_methods * weights * (PACKED_COPIES if setup.engine == "vllm" else 1)
+    needed = int(num_methods * weights * (PACKED_COPIES if setup.engine == "vllm" else 1))
     if needed > (available := free_bytes(torch.device("cpu"))):
         raise UserError(
             f"--engine {setup.engine}: {num_methods} processes, one per method, need {format_bytes(needed)} for the "

@@ -347,3 +347,9 @@ def test_responses_end_when_the_server_does(pair, caplog):
         with pytest.raises(openai.InternalServerError):
             waiting.result()
         assert server.get("/health").status_code == 503
+
+
+def test_predict_is_a_json_string(server):
+    reply = server.post("/predict", json={"prompt": PROMPTS[0]})
+    assert (reply.status_code, type(reply.json())) == (200, str)
+    assert server.post("/predict", json={"prompt": PROMPTS[0], "n": 1}).status_code == 400
