@@ -454,8 +454,7 @@ def score(settings: EvalSettings) -> None:
     if settings.endpoint is not None:
         score_run_on_endpoint(settings)
         return
-    from distill.pipeline import checkpoints_stage, eval_stage, read_scorecard
-    from eval.scorecard_tables import summary
+    from distill.pipeline import checkpoints_stage, eval_stage, print_scores
 
     trust_if_requested(settings.trust_checkpoints)
     with own_run(of_words(settings.words, debug=settings.debug)) as named:
@@ -464,7 +463,7 @@ def score(settings: EvalSettings) -> None:
             return
         eval_stage(named.run)
         if named.run.share.leads:
-            print(f"{summary(read_scorecard(named.run))}\nscorecard: {named.run.eval.path / 'scorecard.md'}")
+            print_scores(named.run)
 
 
 def run_everything(settings: RunSettings) -> None:

@@ -602,9 +602,15 @@ def timed(name: str, stage: Callable[[], None]) -> None:
 
 
 def print_outcome(run: Run) -> None:
+    print()
+    print_scores(run)
+    print(f"draft: {run.draft.path}\nreport: {run.eval.path / 'report.html'}")
+
+
+def print_scores(run: Run) -> None:
     from eval.scorecard_tables import summary
 
-    print(f"\n{summary(read_scorecard(run))}\ndraft:  {run.draft.path}\nreport: {run.eval.path / 'report.html'}")
+    print(f"{summary(read_scorecard(run))}\nscorecard: {run.eval.path / 'scorecard.md'}")
 
 
 def prune_stage(run: Run) -> None:

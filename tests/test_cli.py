@@ -105,6 +105,7 @@ def test_profile_reaches_the_processes_of_a_training(recipe, tmp_path, monkeypat
 def test_a_stage_gets_the_recipe_with_the_words_of_the_command_line(words, recipe, monkeypatch):
     seen, stage = [], "verify_cache" if "--verify" in words else words[0]
     monkeypatch.setattr(stages, f"{stage}_stage", lambda run, *_: seen.append(run))
+    monkeypatch.setattr(stages, "print_scores", lambda _run: None)
     assert widedraft.main([*words, recipe, "seed=5"]) == 0
     assert [(run.recipe.run_name, run.recipe.seed) for run in seen] == [("demo", 5)]
 
