@@ -201,6 +201,8 @@ class BenchmarkSettings(DecodingFlags):
             raise UserError(f"--python must be the Python executable of an environment with {self.engine}.")
         if (self.engine == "vllm") != (self.target_file is None):
             raise UserError("--target-file is the target for llama.cpp and openvino, and not for vllm.")
+        if (path := self.target_file) and not (path.is_dir() if self.engine == "openvino" else path.exists()):
+            raise UserError(f"--target-file: {path} does not exist, or is not a directory for openvino.")
         if self.ngram_size_n is not None and self.engine != "llama.cpp":
             raise UserError(f"--ngram-size-n: {self.engine} does not combine prompt lookup with a draft. Remove it.")
         if self.batch_size > 1 and self.engine == "openvino":

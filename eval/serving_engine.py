@@ -26,6 +26,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from architectures.compatibility import DEFAULT_NUM_SPECULATIVE_TOKENS
 from architectures.errors import UserError
 from architectures.hub import resolve_checkpoint
 from architectures.manifest import read_json_file
@@ -39,7 +40,6 @@ from eval.pair import LoadedPair
 from eval.side_by_side import UNFINISHED
 
 DEFAULT_MODEL_LEN = 4096
-DEFAULT_NUM_SPECULATIVE_TOKENS = 3
 MAX_PREFILL_TOKENS = 2048  # padding included, of prompts that are prefilled together
 Group = tuple[Sampling, bool]  # requests of one sampling, with or without the draft, are decoded in one batch
 SEEDS = Seeds()  # the seed of a request is its row seed

@@ -148,10 +148,8 @@ def make_certificate(settings: CertifySettings, target: Path, draft: Path, *, th
     """
     import transformers
 
-    from architectures.hub import read_config
     from architectures.manifest import processor_name
     from architectures.target_files import TEMPLATES, TOKENIZERS, bytes_below
-    from architectures.vocabulary import CONFIG_KEY
     from eval.chat import TEXT, render_prompt
     from eval.engines.runs import (
         MIN_PROMPTS,
@@ -162,6 +160,7 @@ def make_certificate(settings: CertifySettings, target: Path, draft: Path, *, th
         find_ties,
         own_tokens,
         replay_run,
+        require_engine_form,
         run_external,
     )
     from eval.engines.worker import decode_all
@@ -173,11 +172,7 @@ def make_certificate(settings: CertifySettings, target: Path, draft: Path, *, th
         settings = settings.model_copy(update={"chat_template_kwargs": trained})
 
     # Prompts, all of one kind, rendered by the target's own tokenizer and template.
-    if CONFIG_KEY in read_config(draft):
-        raise UserError(
-            f"{draft}: outputs a reduced vocabulary, which no engine loads. Certify an exported form: widedraft export "
-            f"{draft} --form whole --to DIR."
-        )
+    require_engine_form(draft)
     prompts = prompts_of(settings.prompts, settings.num_prompts, settings.chat_template_kwargs)
     raw = {prompt.messages[0]["role"] == TEXT for prompt in prompts}
     if len(prompts) < MIN_PROMPTS or len(raw) > 1:

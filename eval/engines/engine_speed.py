@@ -15,15 +15,14 @@ import torch
 
 from architectures.errors import UserError
 from architectures.files import format_bytes
-from architectures.hub import read_config, resolve_checkpoint
+from architectures.hub import resolve_checkpoint
 from architectures.manifest import fingerprint_checkpoint, fingerprint_folder, sha256_of_file
-from architectures.vocabulary import CONFIG_KEY
 from eval.benchmark import DRAFT, LOOKUP, LOOKUP_FIRST, PLAIN, Decode, Method, Prompts, TimedRun
 from eval.config import SpeedEngine
 from eval.decoding.sampling import Sampling, stream_seed
 from eval.decoding.speculative import LookupFirst, NgramLookup
 from eval.engines.external_generate import sampling_fields
-from eval.engines.runs import own_tokens
+from eval.engines.runs import own_tokens, require_engine_form
 from eval.engines.worker_process import WorkerProcess
 from eval.large_targets import free_bytes
 from eval.models import require_same_tokenizer
@@ -91,11 +90,7 @@ def engine_files(
         return paths, frozenset()
     paths, own = {name: resolve_checkpoint(word) for name, word in drafts.items()}, set[str]()
     for name, path in paths.items():
-        if CONFIG_KEY in read_config(path):
-            raise UserError(
-                f"--draft: {path} outputs a reduced vocabulary, which vLLM does not load. Pass an exported form: "
-                f"widedraft export {path} --form own-tokenizer --to DIR."
-            )
+        require_engine_form(path)
         if own_tokens(target, path) is None:
             require_same_tokenizer(target, path)
         else:

@@ -33,6 +33,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.generation.candidate_generator import AssistedCandidateGenerator
 
+from architectures.errors import UserError
+from architectures.hub import read_config
+from architectures.vocabulary import CONFIG_KEY
 from eval.engines.certificate import Counted, Engine, EngineRun, Finding, TextRun, pooled
 from eval.engines.worker_process import WorkerProcess
 from eval.lossless import MIN_OWN_ACCEPTANCE, TIE_STEPS
@@ -321,6 +324,15 @@ class OwnTokens:
     def expected(self, target_ids: Sequence[int]) -> list[int]:
         """Return the draft ids that would be accepted; NONE if it has none."""
         return [self.ids.get(token, NONE) for token in target_ids]
+
+
+def require_engine_form(draft: Path) -> None:
+    """Raise UserError if a draft outputs a reduced vocabulary."""
+    if CONFIG_KEY in read_config(draft):
+        raise UserError(
+            f"{draft}: outputs a reduced vocabulary, which no engine loads. Use an exported form: widedraft export "
+            f"{draft} --form whole --to DIR, or --form own-tokenizer for vLLM."
+        )
 
 
 def own_tokens(target: Path, draft: Path) -> OwnTokens | None:

@@ -50,19 +50,12 @@ class WorkerProcess:
             raise UserError(f"{flag}: {self.python} could not be run ({error.strerror}).") from error
 
     def exchange(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        """Send a message and return the reply; EngineLostError with the last lines if the worker has exited."""
-        self.send(message)
-        return self.receive()
-
-    def send(self, message: Mapping[str, Any]) -> None:
+        """Return the reply to a message and print progress; EngineLostError with the last lines if it has exited."""
         assert self.process.stdin is not None
-        with suppress(OSError):  # `receive` detects a worker that has exited
+        assert self.process.stdout is not None
+        with suppress(OSError):  # an empty line detects a worker that has exited
             self.process.stdin.write(json.dumps(message) + "\n")
             self.process.stdin.flush()
-
-    def receive(self) -> dict[str, Any]:
-        """Return the next reply, and print progress before it."""
-        assert self.process.stdout is not None
         while line := self.process.stdout.readline():
             reply = json.loads(line)
             if "progress" not in reply:

@@ -114,6 +114,7 @@ def test_targets_that_do_not_fit_into_memory_are_rejected(target_folder, noisy_f
         (("--engine", "openvino", "--python", sys.executable, "--target-file", ".", "--batch-size", 2), "--batch-size"),
         (("--engine", "llama.cpp", "--python", sys.executable, "--target-file", "."), "--draft"),  # no file
         (("--engine", "vllm", "--python", "no/python"), "--python"),
+        (("--engine", "openvino", "--python", sys.executable, "--target-file", "no/dir"), "--target-file"),
         (("--engine", "vllm", "--grid"), "--engine"),
     ],
 )
