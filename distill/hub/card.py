@@ -34,7 +34,7 @@ from architectures.files import read_text, write_text
 from distill.recipe.recipe import Recipe
 from distill.run import shape_of
 from distill.shipped_recipes import millions
-from eval.engines.certificate import FILE_NAME, read_certificates
+from eval.engines.certificate import FILE_NAME, Certificate, ServedCertificate, read_certificates
 from eval.report import ScoredRun, by_batch
 from eval.scorecard_schema import Scorecard
 from eval.scorecard_tables import NOTE, by_k, decoding, groups, results, scored_drafts, step_times
@@ -169,19 +169,32 @@ def servings_of(
 
 
 def certified(folder: Path, engine: EngineName) -> str:
-    certificates = read_certificates(folder).engines if (folder / FILE_NAME).is_file() else {}
-    certificate = next((each for name, each in certificates.items() if name == engine), None)
-    if certificate is None:
-        return "Not tested with this draft."
+    notes: list[str] = []
+    if (folder / FILE_NAME).is_file():
+        file = read_certificates(folder)
+        notes += [single_note(each) for name, each in file.engines.items() if name == engine]
+        notes += [served_note(each) for name, each in file.as_served.items() if name == engine]
+    return " ".join(notes) or "Not tested with this draft."
+
+
+def single_note(certificate: Certificate) -> str:
     run, speed = certificate.run, certificate.speed
     if not certificate.holds:
         failed = ", ".join(finding.law for finding in certificate.findings if not finding.holds)
-        return f"NOT CERTIFIED in version {run.version}: {failed}"
+        return f"NOT CERTIFIED in version {run.version}: {failed}."
     interval = "" if speed.interval is None else " [{:.2f}, {:.2f}]".format(*speed.interval)
     return (
         f"Certified in version {run.version} ({len(run.texts)} texts, counts equal replay); speedup {speed.value:.2f}x"
         f"{interval}, k = {run.num_speculative_tokens}, {certificate.hardware}."
     )
+
+
+def served_note(served: ServedCertificate) -> str:
+    failed = ", ".join(finding.law for finding in served.findings if not finding.holds)
+    if failed:
+        return f"NOT CERTIFIED as served in version {served.version}: {failed}."
+    missed = f", without {', '.join(served.not_exercised)}" if served.not_exercised else ""
+    return f"Certified as served ({', '.join(served.exercised)}{missed})."
 
 
 TEMPLATE = Path(__file__).parent / "card.md.jinja"

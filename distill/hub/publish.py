@@ -268,7 +268,7 @@ def put_certificates(out: Path, target: Path, folders: Sequence[Path]) -> None:
                     f"{folder / CERTIFICATE_NAME}: certifies a different {role} from the published one. Certify again "
                     "(widedraft certify), or remove it."
                 )
-        for certificate in found.engines.values():
+        for certificate in (*found.engines.values(), *found.as_served.values()):
             write_certificate(prints[found.draft], certificate, target=found.target, draft=found.draft)
 
 

@@ -1,7 +1,7 @@
 """Types of certificate.json: an engine's run on a pair, its counters, and the laws checked."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal, get_args
 
@@ -10,6 +10,8 @@ from pydantic import ConfigDict, Field, TypeAdapter
 from architectures.files import read_typed, write_text
 
 Engine = Literal["transformers", "vllm", "llama.cpp", "openvino"]
+ServedEngine = Literal["vllm", "llama.cpp"]  # with --as-served
+PartName = Literal["short", "turns", "mixed", "middle", "long", "sampled"]
 FILE_NAME = "certificate.json"
 Schema = Literal["widedraft.certificate/2"]
 [SCHEMA] = get_args(Schema)
@@ -37,12 +39,11 @@ class Counted:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TextRun:
+class TextPair:
     """One prompt, decoded by an engine without and with a draft.
 
     Attributes:
         prompt_ids: As read by the engine, with its own chat template.
-        counted: Counters of the run with the draft.
     """
 
     __pydantic_config__ = ConfigDict(extra="forbid")
@@ -50,6 +51,12 @@ class TextRun:
     prompt_ids: tuple[int, ...]
     plain_ids: tuple[int, ...]
     drafted_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextRun(TextPair):
+    """The same with seconds, and the counters of the run with the draft."""
+
     plain_s: Seconds
     drafted_s: Seconds
     counted: Counted
@@ -122,8 +129,53 @@ class Certificate:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ServedPart:
+    """Requests served together, without and with a draft (eval.engines.as_served).
+
+    Attributes:
+        counted: Counters of the engine with the draft.
+        replay: Exact counts on the texts with the draft.
+    """
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    name: PartName
+    texts: tuple[TextPair, ...]
+    counted: Counted
+    replay: Counted
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServedCertificate:
+    """Entry of certificate.json for one engine with its default settings, under load.
+
+    Attributes:
+        exercised: What was used, in words; not_exercised: what was not.
+    """
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    engine: ServedEngine
+    version: str
+    command: str
+    dtype: str
+    num_speculative_tokens: Annotated[int, Field(ge=1)]
+    max_new_tokens: Annotated[int, Field(ge=2)]
+    exercised: tuple[str, ...]
+    not_exercised: tuple[str, ...]
+    parts: tuple[ServedPart, ...]
+    findings: tuple[Finding, ...]
+    hardware: str
+    created: str
+
+    @property
+    def holds(self) -> bool:
+        return all(finding.holds for finding in self.findings)
+
+
+@dataclass(frozen=True, kw_only=True)
 class CertificateFile:
-    """certificate.json: one certificate per engine, and fingerprints of the models."""
+    """certificate.json: certificates per engine, and fingerprints of the models."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
@@ -131,6 +183,7 @@ class CertificateFile:
     target: str
     draft: str
     engines: dict[Engine, Certificate]
+    as_served: dict[ServedEngine, ServedCertificate] = field(default_factory=dict)
 
 
 FORM = TypeAdapter(CertificateFile)
@@ -141,8 +194,8 @@ def read_certificates(folder: Path) -> CertificateFile:
     return read_typed(folder / FILE_NAME, FORM, HINT)
 
 
-def write_certificate(folder: Path, certificate: Certificate, *, target: str, draft: str) -> Path:
-    """Add a certificate to the file in a directory, replacing an earlier one of the same engine.
+def write_certificate(folder: Path, certificate: Certificate | ServedCertificate, *, target: str, draft: str) -> Path:
+    """Add a certificate to the file in a directory, replacing an earlier one of the same kind and engine.
 
     Certificates of another target or draft are dropped: they describe models that are no longer there.
 
@@ -150,13 +203,15 @@ def write_certificate(folder: Path, certificate: Certificate, *, target: str, dr
         target: fingerprint_checkpoint of the target.
         draft: fingerprint_checkpoint of the draft.
     """
-    path, engines = folder / FILE_NAME, {}
+    path = folder / FILE_NAME
+    written = CertificateFile(schema=SCHEMA, target=target, draft=draft, engines={})
     if path.is_file():
         earlier = read_certificates(folder)
-        engines = earlier.engines if (earlier.target, earlier.draft) == (target, draft) else {}
-    written = CertificateFile(
-        schema=SCHEMA, target=target, draft=draft, engines={**engines, certificate.run.engine: certificate}
-    )
+        written = earlier if (earlier.target, earlier.draft) == (target, draft) else written
+    if isinstance(certificate, Certificate):
+        written.engines[certificate.run.engine] = certificate
+    else:
+        written.as_served[certificate.engine] = certificate
     write_text(FORM.dump_json(written, indent=2).decode() + "\n", path)
     return path
 

@@ -5,10 +5,12 @@ Imports torch only when run.
 """
 
 import os
+from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, cast, get_args
+from typing import TYPE_CHECKING, Annotated, Any, cast, get_args
 
 from pydantic import Field, model_validator
 
@@ -26,13 +28,28 @@ from architectures.settings import (
     Target,
     flag_of,
 )
-from eval.engines.certificate import Certificate, Engine, EngineRun, Speed, pooled, write_certificate
+from eval.engines.certificate import (
+    Certificate,
+    Engine,
+    EngineRun,
+    ServedCertificate,
+    ServedEngine,
+    Speed,
+    pooled,
+    write_certificate,
+)
 from eval.tasks import PromptWords, TemplateKwargs
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from eval.engines.runs import OwnTokens
+    from eval.prompts import Prompt
 
 FILES = {"llama.cpp": "`widedraft export --gguf`", "openvino": "`optimum-cli export openvino`"}
 PACKAGES = {"vllm": "vLLM", "llama.cpp": "xllamacpp", "openvino": "openvino-genai"}
 
-DRY = ("revision", "tensor_parallel")  # options of a dry run only
+NEEDS = {"revision": "dry_run", "tensor_parallel": "dry_run", "max_model_len": "as_served"}
 RESAMPLES, CONFIDENCE = 2000, 0.95
 
 
@@ -53,6 +70,14 @@ class CertifySettings(Section):
         description="Without loading weights, check vocabulary, tokenizer, shape, devices, dtype and length, and print "
         "the serving command; exit code 1 if an engine cannot serve the pair.",
     )
+    as_served: bool = Field(
+        default=False,
+        description="Serve 16 requests at once with the engine's default settings, in two turns, long contexts and at "
+        "temperature 1, instead of one prompt at a time; vllm and llama.cpp.",
+    )
+    max_model_len: Annotated[
+        int | None, Field(ge=256, le=MOST), Flag(absent="that of the models; at most 4096 on a CPU")
+    ] = Field(default=None, description="Context, prompt and response, that --as-served fills.")
     revision: Revision = "main"
     tensor_parallel: TensorParallel = 1
     prompts: PromptWords = ()
@@ -83,16 +108,17 @@ class CertifySettings(Section):
 
     @model_validator(mode="after")
     def _consistent(self) -> "CertifySettings":
-        of_dry_run = {"draft", "target", "engine", "dry_run", "num_speculative_tokens", *DRY}
+        of_dry_run = {"draft", "target", "engine", "dry_run", "num_speculative_tokens", "revision", "tensor_parallel"}
         for name in self.model_fields_set:
             if self.dry_run and name not in of_dry_run:
                 raise UserError(f"{flag_of(name)} has no effect with --dry-run. Remove it.")
-            if not self.dry_run and name in DRY:
-                raise UserError(f"{flag_of(name)} needs --dry-run. Add it, or remove {flag_of(name)}.")
+            if name in NEEDS and not getattr(self, NEEDS[name]):
+                raise UserError(f"{flag_of(name)} needs {flag_of(NEEDS[name])}. Add it, or remove {flag_of(name)}.")
         if self.dry_run:
             return self
-        if self.engine not in get_args(Engine):
-            raise UserError(f"--engine must be {' or '.join(get_args(Engine))}, got {self.engine}; or add --dry-run.")
+        engines = get_args(ServedEngine if self.as_served else Engine)
+        if self.engine not in engines:
+            raise UserError(f"--engine must be {' or '.join(engines)}, got {self.engine}; or add --dry-run.")
         if self.engine in PACKAGES and self.python is None:
             raise UserError(f"--python must be the Python executable of an environment with {PACKAGES[self.engine]}.")
         for flag, path in (("--target-file", self.target_file), ("--draft-file", self.draft_file)):
@@ -131,13 +157,81 @@ def certify(settings: CertifySettings) -> None:
     target, draft = (resolve_checkpoint(each) for each in (settings.target, settings.draft))
     with torch_threads(settings.num_threads) as threads:
         os.environ["OMP_NUM_THREADS"] = str(threads)  # for the engine's own process
-        certificate = make_certificate(settings, target, draft, threads=threads)
+        make = make_served_certificate if settings.as_served else make_certificate
+        certificate = make(settings, target, draft, threads=threads)
     prints = {"target": fingerprint_checkpoint(target), "draft": fingerprint_checkpoint(draft)}
     path = write_certificate(settings.out or draft, certificate, **prints)
     print_certificate(certificate)
     print(f"{path}: {settings.engine} {'matches the replay' if certificate.holds else 'FAILS'}")
     if not certificate.holds:
         raise SystemExit(1)
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Prompts for an engine, all raw text or none, rendered by the target's own tokenizer and template."""
+
+    prompts: "list[Prompt]"
+    ids: list[list[int]]
+    tokenizer: "PreTrainedTokenizerBase"
+    own: "OwnTokens | None"
+    chat_template_kwargs: Mapping[str, Any]
+    is_chat: bool
+
+
+def prepared(settings: CertifySettings, target: Path, draft: Path) -> Prepared:
+    """Raises UserError if the draft has a reduced vocabulary, or there are too few prompts."""
+    from eval.chat import TEXT, render_prompt
+    from eval.engines.runs import MIN_PROMPTS, own_tokens, require_engine_form
+    from eval.models import load_tokenizer
+    from eval.pair import prompts_of
+
+    require_engine_form(draft)
+    kwargs = settings.chat_template_kwargs
+    if "chat_template_kwargs" not in settings.model_fields_set:
+        kwargs = read_model(str(draft)).chat_template_kwargs
+    prompts = prompts_of(settings.prompts, settings.num_prompts, kwargs)
+    raw = {prompt.messages[0]["role"] == TEXT for prompt in prompts}
+    if len(prompts) < MIN_PROMPTS or len(raw) > 1:
+        raise UserError(
+            f"--prompts: {MIN_PROMPTS} prompts are needed, either all or none raw text, got {len(prompts)}. Use others."
+        )
+    if any(prompt.tools for prompt in prompts):
+        raise UserError("--prompts: rows with tools are not supported by certify. Use others.")
+    tokenizer = load_tokenizer(target)
+    return Prepared(
+        prompts=prompts,
+        ids=[render_prompt(tokenizer, prompt) for prompt in prompts],
+        tokenizer=tokenizer,
+        own=own_tokens(target, draft),
+        chat_template_kwargs=kwargs,
+        is_chat=bool(tokenizer.chat_template) and raw == {False},
+    )
+
+
+def make_served_certificate(settings: CertifySettings, target: Path, draft: Path, *, threads: int) -> ServedCertificate:
+    """Serve a pair of directories as in production; errors as for make_certificate."""
+    from eval.engines.as_served import ServedSetup, certify_as_served, served_length
+
+    given = prepared(settings, target, draft)
+    assert settings.python is not None  # validated by the settings
+    setup = ServedSetup(
+        engine=cast("ServedEngine", settings.engine),
+        python=settings.python,
+        target=settings.target_file or target,
+        draft=settings.draft_file or draft,
+        prompts=given.prompts,
+        ids=given.ids,
+        tokenizer=given.tokenizer,
+        own=given.own,
+        num_speculative_tokens=settings.num_speculative_tokens,
+        max_new_tokens=settings.max_new_tokens,
+        max_model_len=served_length((target, draft), settings.max_model_len),
+        dtype=settings.dtype,
+        threads=threads,
+        seed=settings.seed,
+    )
+    return certify_as_served(setup, (target, draft))
 
 
 def make_certificate(settings: CertifySettings, target: Path, draft: Path, *, threads: int) -> Certificate:
@@ -150,49 +244,29 @@ def make_certificate(settings: CertifySettings, target: Path, draft: Path, *, th
 
     from architectures.manifest import processor_name
     from architectures.target_files import TEMPLATES, TOKENIZERS, bytes_below
-    from eval.chat import TEXT, render_prompt
     from eval.engines.runs import (
-        MIN_PROMPTS,
         AssistedGeneration,
         differs,
         engine_run,
         find,
         find_ties,
-        own_tokens,
         replay_run,
-        require_engine_form,
         run_external,
     )
     from eval.engines.worker import decode_all
-    from eval.models import load_model, load_tokenizer, stop_token_ids
-    from eval.pair import prompts_of
+    from eval.models import load_model, stop_token_ids
 
-    if "chat_template_kwargs" not in settings.model_fields_set:
-        trained = read_model(str(draft)).chat_template_kwargs
-        settings = settings.model_copy(update={"chat_template_kwargs": trained})
-
-    # Prompts, all of one kind, rendered by the target's own tokenizer and template.
-    require_engine_form(draft)
-    prompts = prompts_of(settings.prompts, settings.num_prompts, settings.chat_template_kwargs)
-    raw = {prompt.messages[0]["role"] == TEXT for prompt in prompts}
-    if len(prompts) < MIN_PROMPTS or len(raw) > 1:
-        raise UserError(
-            f"--prompts: {MIN_PROMPTS} prompts are needed, either all or none raw text, got {len(prompts)}. Use others."
-        )
-    if any(prompt.tools for prompt in prompts):
-        raise UserError("--prompts: rows with tools are not supported by certify. Use others.")
-    tokenizer, own = load_tokenizer(target), own_tokens(target, draft)
-    ids = [render_prompt(tokenizer, prompt) for prompt in prompts]
+    given = prepared(settings, target, draft)
+    ids, own = given.ids, given.own
 
     # The engine decodes each greedily without and with the draft, interleaved, and with the target as its own draft.
-    is_chat = bool(tokenizer.chat_template) and raw == {False}
-    role = {} if is_chat else {"role": "user"}
+    role = {} if given.is_chat else {"role": "user"}
     request: dict[str, Any] = {
         "target": str((settings.target_file or target).resolve()),
         "draft": str((settings.draft_file or draft).resolve()),
-        "conversations": [[{**message, **role} for message in prompt.messages] for prompt in prompts],
-        "is_chat": is_chat,
-        "chat_template_kwargs": settings.chat_template_kwargs,
+        "conversations": [[{**message, **role} for message in prompt.messages] for prompt in given.prompts],
+        "is_chat": given.is_chat,
+        "chat_template_kwargs": given.chat_template_kwargs,
         "num_speculative_tokens": settings.num_speculative_tokens,
         "max_new_tokens": settings.max_new_tokens,
         "max_model_len": max(map(len, ids)) + settings.max_new_tokens + settings.num_speculative_tokens + 1,
@@ -220,7 +294,7 @@ def make_certificate(settings: CertifySettings, target: Path, draft: Path, *, th
     ties: list[int] = []
     if any(differs(text) for text in run.texts):
         model = load_model(target, dtype="float32")
-        ties = find_ties(model, run, next(iter(sorted(stop_token_ids(model))), 0))
+        ties = find_ties(model, run.texts, run.dtype, next(iter(sorted(stop_token_ids(model))), 0))
 
     # The draft reads the engine's texts in the engine's dtype; in float32 for llama.cpp, whose files have their own.
     model = load_model(draft, dtype="float32" if settings.engine == "llama.cpp" else settings.dtype)
@@ -249,14 +323,21 @@ def speed_of(run: EngineRun, seed: int) -> Speed:
     )
 
 
-def print_certificate(certificate: Certificate) -> None:
-    run, speed = certificate.run, certificate.speed
-    interval = "" if speed.interval is None else " [{:.2f}, {:.2f}]".format(*speed.interval)
+def print_certificate(certificate: Certificate | ServedCertificate) -> None:
+    is_single = isinstance(certificate, Certificate)
+    run = certificate.run if is_single else certificate
+    if not is_single:
+        print(
+            f"exercised: {', '.join(certificate.exercised)}; not: {', '.join(certificate.not_exercised) or 'nothing'}"
+        )
     print(f"{run.engine} {run.version}, {run.dtype}, k = {run.num_speculative_tokens}, {certificate.hardware}")
     print(f"  {run.command}")
     for finding in certificate.findings:
         print(f"  {'ok' if finding.holds else 'FAIL':4} {finding.law}: {finding.detail}")
-    print(
-        f"  speedup {speed.value:.2f}x{interval}: {speed.plain_tokens_per_s:.1f} tokens/s without, "
-        f"{speed.drafted_tokens_per_s:.1f} with the draft"
-    )
+    if is_single:
+        speed = certificate.speed
+        interval = "" if speed.interval is None else " [{:.2f}, {:.2f}]".format(*speed.interval)
+        print(
+            f"  speedup {speed.value:.2f}x{interval}: {speed.plain_tokens_per_s:.1f} tokens/s without, "
+            f"{speed.drafted_tokens_per_s:.1f} with the draft"
+        )

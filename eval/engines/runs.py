@@ -36,7 +36,7 @@ from transformers.generation.candidate_generator import AssistedCandidateGenerat
 from architectures.errors import UserError
 from architectures.hub import read_config
 from architectures.vocabulary import CONFIG_KEY
-from eval.engines.certificate import Counted, Engine, EngineRun, Finding, TextRun, pooled
+from eval.engines.certificate import Counted, Engine, EngineRun, Finding, TextPair, TextRun, pooled
 from eval.engines.worker_process import WorkerProcess
 from eval.lossless import MIN_OWN_ACCEPTANCE, TIE_STEPS
 from eval.models import load_tokenizer
@@ -44,20 +44,22 @@ from eval.replay import replay_counts, response_logits
 
 
 def command_of(engine: Engine, request: dict[str, Any]) -> str:
-    k, threads = request["num_speculative_tokens"], request.get("threads")
+    k, threads, slots = request["num_speculative_tokens"], request.get("threads"), request.get("batch_size", 1)
     if engine == "transformers":
         return f"generate(assistant_model=DRAFT, num_assistant_tokens={k}, do_sample=False)"
     if engine == "vllm":
         config = {"method": "draft_model", "model": "DRAFT", "num_speculative_tokens": k}
+        eager = "" if request.get("as_served") else "enforce_eager=True, "
         return (
-            f"LLM(TARGET, dtype={request['dtype']!r}, max_model_len={request['max_model_len']}, max_num_seqs=1, "
-            f"enforce_eager=True, speculative_config={json.dumps(config | request['draft_settings'])})"
+            f"LLM(TARGET, dtype={request['dtype']!r}, max_model_len={request['max_model_len']}, max_num_seqs={slots}, "
+            f"{eager}speculative_config={json.dumps(config | request['draft_settings'])})"
         )
     if engine == "llama.cpp":
         target, draft = Path(request["target"]).name, Path(request["draft"]).name
+        unified = f" --kv-unified -c {request['cache_tokens']}" if request.get("as_served") else ""
         return (
             f"llama-server -m {target} -md {draft} --spec-type draft-simple --spec-draft-n-max {k} "
-            f"--spec-draft-n-min 0 --spec-draft-p-min 0 -np 1 -t {threads}"
+            f"--spec-draft-n-min 0 --spec-draft-p-min 0 -np {slots} -t {threads}{unified}"
         )
     return (
         "LLMPipeline(TARGET, 'CPU', draft_model=draft_model(DRAFT, 'CPU'), scheduler_config=...), "
@@ -271,7 +273,7 @@ def shown(counted: Counted, like: Counted | None = None) -> str:
     return ", ".join(map(str, counted.by_position))
 
 
-def differs(text: TextRun) -> bool:
+def differs(text: TextPair) -> bool:
     return text.plain_ids != text.drafted_ids
 
 
@@ -280,7 +282,7 @@ def first_difference(some: Sequence[int], others: Sequence[int]) -> int | None:
     return next((index for index, (token, other) in enumerate(pairs) if token != other), None)
 
 
-def find_ties(target: PreTrainedModel, run: EngineRun, stop_id: int) -> list[int]:
+def find_ties(target: PreTrainedModel, texts: Sequence[TextPair], dtype: str, stop_id: int) -> list[int]:
     """Return numbers of the prompts, from 1, whose texts first differ at a near-tie explained by rounding.
 
     One token and several at once are computed by different kernels, so below 32 bits honest engines may generate
@@ -289,12 +291,13 @@ def find_ties(target: PreTrainedModel, run: EngineRun, stop_id: int) -> list[int
 
     Args:
         target: In float32.
+        dtype: Of the engine, or its files.
         stop_id: Stands for the end of a text, which engines leave out.
     """
-    is_f16 = "F16" in run.dtype.upper() and "BF16" not in run.dtype.upper()  # of GGUF files
-    rounding = ROUNDING["float16"] if is_f16 else ROUNDING.get(run.dtype, EIGHT_BITS)
+    is_f16 = "F16" in dtype.upper() and "BF16" not in dtype.upper()  # of GGUF files
+    rounding = ROUNDING["float16"] if is_f16 else ROUNDING.get(dtype, EIGHT_BITS)
     ties = []
-    for number, text in enumerate(run.texts, start=1):
+    for number, text in enumerate(texts, start=1):
         index = first_difference(text.plain_ids, text.drafted_ids)
         if index is None:
             continue

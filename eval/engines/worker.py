@@ -1,6 +1,7 @@
 """Script for an engine's own environment; imports nothing of this project.
 
     PYTHON worker.py certify|benchmark vllm|llama.cpp|openvino
+    PYTHON worker.py serve vllm|llama.cpp
     PYTHON worker.py generate
 
 Lines of JSON are replied to with lines of JSON.
@@ -10,7 +11,8 @@ target as its own draft; eval.engines.runs reads the reply. Each engine renders 
 tokenizer and chat template.
 
 `benchmark` opens the target with one method of speculation, then decodes the prompts of each line at once
-(eval.engines.engine_speed). `generate` runs vLLM for eval.engines.external_generate: the first line holds the arguments
+(eval.engines.engine_speed). `serve` does the same with the engine's default settings (eval.engines.as_served).
+`generate` runs vLLM for eval.engines.external_generate: the first line holds the arguments
 of `LLM`, each further line prompts of token ids, their seeds and sampling settings.
 """
 
@@ -29,7 +31,7 @@ from importlib.metadata import version
 from typing import Any, Protocol
 
 VLLM_COUNTERS = "vllm:spec_decode_num_"
-VLLM_CACHE_GIB = {"certify": "1", "benchmark": "1", "generate": "4"}  # of each engine, on a CPU
+VLLM_CACHE_GIB = {"certify": "1", "benchmark": "1", "serve": "4", "generate": "4"}  # of each engine, on a CPU
 OPENVINO_PRECISIONS = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}
 
 
@@ -51,7 +53,7 @@ class ExternalEngine(Engine, Protocol):
 
         Returns:
             tokens of all responses; accepted, of the draft or prompt lookup; first_s, until the last prompt's first
-            token.
+            token; ids of each response; the engine's counters.
         """
         ...
 
@@ -104,8 +106,10 @@ class VllmEngine:
         without_processes_on_cpus()
 
         settings: dict[str, Any] = dict(request.get("engine_settings", {"enforce_eager": True}))
-        if current_platform.is_cpu():  # compiling takes minutes per process, and 1 GB
-            settings["enforce_eager"] = True
+        if not request.get("as_served"):
+            settings |= {"max_num_seqs": request.get("batch_size", 1), "enable_prefix_caching": False}
+            if current_platform.is_cpu():  # compiling takes minutes per process, and 1 GB
+                settings["enforce_eager"] = True
         if request.get("lookup"):
             k = request["num_speculative_tokens"]
             settings["speculative_config"] = {"method": "ngram", "num_speculative_tokens": k, **request["lookup"]}
@@ -116,14 +120,12 @@ class VllmEngine:
                 "num_speculative_tokens": request["num_speculative_tokens"],
                 **(request["draft_settings"] if draft == request["draft"] else {}),
             }
-        self.request = request
+        self.request, self.longest_prompt = request, 0
         self.engine = LLM(
             request["target"],
             dtype=request["dtype"],
             max_model_len=request["max_model_len"],
-            max_num_seqs=request.get("batch_size", 1),
             disable_log_stats=False,
-            enable_prefix_caching=False,
             **settings,
         )
 
@@ -150,13 +152,31 @@ class VllmEngine:
         """See Engine."""
         from vllm import SamplingParams
 
-        before = self.counters().get("accepted_tokens", 0)
+        before = self.counters()
+        self.longest_prompt = max(self.longest_prompt, *map(len, prompts))
         given = [{"prompt_token_ids": ids} for ids in prompts]
         outputs = self.engine.generate(given, [SamplingParams(**each) for each in sampling], use_tqdm=False)
+        ids = [list(output.outputs[0].token_ids) for output in outputs]
+        counters = {name: increase(value, before.get(name)) for name, value in self.counters().items()}
         return {
-            "tokens": sum(len(output.outputs[0].token_ids) for output in outputs),
-            "accepted": self.counters().get("accepted_tokens", 0) - before,
+            "tokens": sum(map(len, ids)),
+            "accepted": counters.get("accepted_tokens", 0),
             "first_s": max(output.metrics.first_token_latency for output in outputs),
+            "ids": ids,
+            "counters": counters,
+        }
+
+    def features(self) -> dict[str, bool]:
+        """Return what the engine has used so far, by name."""
+        config = self.engine.llm_engine.vllm_config
+        scheduler, compiled = config.scheduler_config, config.compilation_config
+        hits = sum(metric.value for metric in self.engine.get_metrics() if metric.name == "vllm:prefix_cache_hits")
+        return {
+            "compiled model": bool(compiled.mode),
+            "CUDA graphs": compiled.cudagraph_mode.name != "NONE",
+            "chunked prefill": self.longest_prompt > scheduler.max_num_batched_tokens,
+            "prefix caching": hits > 0,
+            "async scheduling": bool(scheduler.async_scheduling),
         }
 
     def counters(self) -> dict[str, Any]:
@@ -191,6 +211,8 @@ class LlamaServer:
         params.model.path = request["target"]
         slots = request.get("batch_size", 1)
         params.n_ctx, params.n_parallel, params.n_gpu_layers = request["max_model_len"] * slots, slots, 0
+        if request.get("as_served"):  # requests share one cache
+            params.n_ctx, params.kv_unified = request["cache_tokens"], True
         params.cpuparams.n_threads = request["threads"]
         params.port, params.verbosity = 0, 0
         kinds = xllamacpp.common_speculative_type
@@ -209,7 +231,8 @@ class LlamaServer:
             settings.cpuparams.n_threads = request["threads"]
             chain = [kinds.COMMON_SPECULATIVE_TYPE_NGRAM_SIMPLE] if request.get("lookup") else []
             params.speculative.types = [*chain, kinds.COMMON_SPECULATIVE_TYPE_DRAFT_SIMPLE]
-        self.request = request
+        self.request, self.batch_tokens = request, params.n_batch
+        self.longest_prompt = self.cached_tokens = 0
         self.server = xllamacpp.Server(params)
 
     def decode(self, messages: list[dict[str, str]]) -> dict[str, Any]:
@@ -229,17 +252,31 @@ class LlamaServer:
     def complete(self, prompt: list[int], sampling: dict[str, Any]) -> dict[str, Any]:
         same = {name: sampling[name] for name in ("temperature", "top_p", "top_k", "min_p", "seed") if name in sampling}
         given = {"prompt": prompt, "n_predict": sampling["max_tokens"], **same}
-        return self.post("completion", {**given, "cache_prompt": False, "return_tokens": True})
+        cached = bool(self.request.get("as_served"))
+        return self.post("completion", {**given, "cache_prompt": cached, "return_tokens": True})
 
     def decode_together(self, prompts: list[list[int]], sampling: list[dict[str, Any]]) -> dict[str, Any]:
         """See Engine."""
         with ThreadPoolExecutor(len(prompts)) as pool:
             replies = list(pool.map(self.complete, prompts, sampling))
-        timings = [reply["timings"] for reply in replies]
+        timings, ids = [reply["timings"] for reply in replies], [reply["tokens"] for reply in replies]
+        self.longest_prompt = max(self.longest_prompt, *map(len, prompts))
+        self.cached_tokens += sum(each.get("cache_n", 0) for each in timings)
+        counters = {name: sum(each.get(name, 0) for each in timings) for name in ("draft_n", "draft_n_accepted")}
         return {
-            "tokens": sum(len(reply["tokens"]) for reply in replies),
-            "accepted": sum(each.get("draft_n_accepted", 0) for each in timings),
+            "tokens": sum(map(len, ids)),
+            "accepted": counters["draft_n_accepted"],
             "first_s": max(each["prompt_ms"] for each in timings) / 1000 if len(prompts) == 1 else None,
+            "ids": ids,
+            "counters": counters,
+        }
+
+    def features(self) -> dict[str, bool]:
+        """Return what the server has used so far, by name."""
+        return {
+            "chunked prefill": self.longest_prompt > self.batch_tokens,
+            "prefix caching": self.cached_tokens > 0,
+            "one cache of all requests": True,
         }
 
     def prompt_ids(self, messages: list[dict[str, str]]) -> list[int]:
@@ -257,7 +294,7 @@ class LlamaServer:
             data=json.dumps(body).encode(),
             headers={"Content-Type": "application/json"},
         )
-        with urllib.request.urlopen(request, timeout=600) as reply:  # noqa: S310
+        with urllib.request.urlopen(request, timeout=3600) as reply:  # noqa: S310
             return json.loads(reply.read())
 
     def close(self) -> None:
@@ -380,13 +417,19 @@ def certify(name: str) -> None:
 
 
 def benchmark(name: str) -> None:
-    """Open the target with one method of speculation; decode and time the prompts of each line at once."""
+    """Open the target with one method of speculation; decode and time the prompts of each line at once.
+
+    An empty object asks for the features of an engine that serves.
+    """
     reply, (open_engine, package) = only_replies(), ENGINES[name]
     request = json.loads(sys.stdin.readline())
-    engine = open_engine(request, request["draft"])
+    engine: Any = open_engine(request, request["draft"])
     reply({"version": package_version(package)})
     for line in sys.stdin:
         asked = json.loads(line)
+        if not asked:
+            reply(engine.features())
+            continue
         start_s = time.perf_counter()
         decoded = engine.decode_together(asked["prompts"], asked["sampling"])
         reply({**decoded, "elapsed_s": time.perf_counter() - start_s})
@@ -415,7 +458,8 @@ def generate() -> None:
 def main(command: str, *arguments: str) -> None:
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", VLLM_CACHE_GIB[command])
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
-    {"certify": certify, "benchmark": benchmark, "generate": generate}[command](*arguments)
+    commands = {"certify": certify, "benchmark": benchmark, "serve": benchmark, "generate": generate}
+    commands[command](*arguments)
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ from eval.engines.certificate import (
     Counted,
     EngineRun,
     Finding,
+    ServedCertificate,
     Speed,
     TextRun,
     read_certificates,
@@ -324,6 +325,32 @@ def test_a_certificate_beside_the_draft_goes_with_it_and_the_card_says_whether_i
     card = (tmp_path / "out" / "README.md").read_text()
     assert told in card
     assert ("Certified in" in card) is holds
+
+
+@pytest.mark.parametrize(("holds", "told"), [(True, "Certified as served"), (False, "NOT CERTIFIED as served")])
+def test_a_certificate_as_served_goes_with_the_draft_beside_one_of_single_requests(run, prints, tmp_path, holds, told):
+    write_certificate(run / "draft", certificate(holds=True), **prints)
+    served = ServedCertificate(
+        engine="vllm",
+        version="0.32.0",
+        command="serve",
+        dtype="float32",
+        num_speculative_tokens=3,
+        max_new_tokens=64,
+        exercised=("prefix caching",),
+        not_exercised=("CUDA graphs",),
+        parts=(),
+        findings=(Finding(law="counts, long", holds=holds, detail=""),),
+        hardware="a card",
+        created="2026-11-25T00:00:00+00:00",
+    )
+    write_certificate(run / "draft", served, **prints)
+    write_dry(run, tmp_path / "out")
+    file = read_certificates(tmp_path / "out")
+    assert (file.engines["vllm"].holds, file.as_served["vllm"].holds) == (True, holds)
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert told in card
+    assert "Certified in" in card
 
 
 @pytest.mark.parametrize("role", ["target", "draft"])

@@ -156,7 +156,7 @@ def ties(target, plain, drafted, dtype):
     text = TextRun(prompt_ids=PROMPT, plain_ids=plain, drafted_ids=drafted, plain_s=1.0, drafted_s=1.0, counted=NOTHING)
     lengths = {"num_speculative_tokens": 2, "max_new_tokens": 4}
     run = EngineRun(engine="llama.cpp", version="1", command="", dtype=dtype, **lengths, own=NOTHING, texts=(text,))
-    return find_ties(target, run, stop_id=2)
+    return find_ties(target, run.texts, run.dtype, stop_id=2)
 
 
 @pytest.mark.parametrize(
