@@ -12,7 +12,14 @@ from pathlib import Path
 
 from architectures.console import Table, markdown, replace_between
 from architectures.manifest import git_commit
-from tests.simulations.acceptance import checkpoint_rows, difference_rows, exam_rows, rate_rows, replay_rows
+from tests.simulations.acceptance import (
+    checkpoint_rows,
+    difference_rows,
+    exam_rows,
+    rate_rows,
+    replay_rows,
+    served_rows,
+)
 from tests.simulations.latency import latency_rows, read_series
 from tests.simulations.prediction import prediction_rows
 from tests.simulations.prompts import UNEQUAL
@@ -65,6 +72,7 @@ def all_rows(options: argparse.Namespace) -> Iterator[Row]:
     yield from prediction_rows(series, options.runs // 4, seed=seed, sizes=UNEQUAL_SIZES, lengths=UNEQUAL[0])
     yield from latency_rows(series, options.runs // 2, seed=seed)
     yield from exam_rows(options.runs, seed=seed)
+    yield from served_rows(options.runs, seed=seed)
 
 
 def with_table(text: str, rows: Iterable[Row]) -> str:

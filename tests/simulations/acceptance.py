@@ -7,6 +7,8 @@ import numpy as np
 
 from eval.accuracy import accuracy_with_interval
 from eval.checkpoint_curve import behind_the_best
+from eval.engines.as_served import CONFIDENCE, sampled_acceptance
+from eval.engines.certificate import Counted
 from eval.intervals import Estimate, Resampling, paired_ratio_difference, pooled_ratio, sign_flip_p
 from eval.replay import ReplayCounts, count_trace, replay_counts
 from eval.wall_clock import LEAST_P, steps_p_value
@@ -158,3 +160,28 @@ def drawn_counts(rng: np.random.Generator, accept_T: np.ndarray) -> ReplayCounts
         trace.append((start, accepted))
         start += accepted + 1
     return count_trace(trace, num_tokens=len(accept_T), num_speculative_tokens=PROPOSED)
+
+
+def served_rows(runs: int, *, seed: int, sizes: tuple[int, ...] = (24, 48)) -> Iterator[Row]:
+    """How often sampled acceptance in `certify --as-served` fails a sound engine, and one that keeps 15 % too much."""
+    for fault, level, what in (
+        (1.0, round(1 - CONFIDENCE, 2), "a correct engine"),
+        (FAULT, None, "15% too many accepted"),
+    ):
+        for size in sizes:
+
+            def fails(rng: np.random.Generator, *, fault: float = fault, size: int = size) -> bool:
+                levels = rng.normal(LOGIT, SPREAD, size)
+                plain, drafted = ([sampled_text(rng, each, factor) for each in levels] for factor in (1.0, fault))
+                return not sampled_acceptance(plain, drafted, 17).holds
+
+            name = f"certify --as-served: {what} reported as different"
+            share = share_of(runs, fails, seed=seed)
+            yield Row(name, f"{size} prompts", holds=False, nominal=level, share=share, runs=runs)
+
+
+def sampled_text(rng: np.random.Generator, level: float, fault: float) -> Counted:
+    accept_T = 1 / (1 + np.exp(-rng.normal(level, NOISE, TEXT_TOKENS)))
+    counts = drawn_counts(rng, np.minimum(1.0, fault * accept_T))
+    accepted = round(sum(counts.accepted))
+    return Counted(steps=round(float(counts.steps)), proposed=PROPOSED * round(float(counts.steps)), accepted=accepted)
