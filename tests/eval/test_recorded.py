@@ -8,15 +8,12 @@ import torch
 
 from architectures.manifest import fingerprint_checkpoint
 from eval.config import EvalConfig
-from eval.decoding.sampling import Sampling
 from eval.recorded import (
-    accept_probabilities,
     read_recorded_text,
     read_recorded_traces,
     read_text_responses,
     score_recording,
 )
-from eval.replay import replay_counts, response_logits
 from eval.responses import read_traces
 from eval.scorecard import score_drafts
 from eval.scorecard_schema import RecordedScorecard
@@ -31,10 +28,6 @@ def config(**changes):
 
 def score(traces, draft, out, **changes):
     return score_recording(read_recorded_traces(traces, draft), draft, config(**changes), out, seed=17)
-
-
-def first_recorded(folder):
-    return read_traces(folder, "eval")[0]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
@@ -68,33 +61,6 @@ def test_without_probabilities_rejection_sampling_is_left_out(sampled_traces, no
         shard.write_text("".join(json.dumps({**row, "response_logp": None}) + "\n" for row in rows))
     card = score(bare, noisy_folder, tmp_path / "card")
     assert [row.rule for row in card.acceptance] == ["exact_greedy_draft", "exact_sampled_draft"]
-
-
-def test_a_sampled_draft_is_as_good_as_its_simulation(sampled_traces, noisy_draft):
-    """Expected verification steps against played ones: the draft samples q, and an equal token is accepted."""
-    trace = first_recorded(sampled_traces)
-    logits_TV = response_logits(noisy_draft, trace.prompt_ids, trace.response_ids)
-    q_TV = torch.softmax(logits_TV / 0.7, dim=-1)
-    drawn_NT = torch.multinomial(q_TV, 4000, replacement=True, generator=torch.Generator().manual_seed(1)).T
-    accept_T = accept_probabilities(
-        logits_TV, trace, rule="exact_sampled_draft", sampling=Sampling(0.7), context=trace.prompt_ids
-    )
-    expected = replay_counts(accept_T, num_speculative_tokens=3).steps
-    played = torch.tensor(
-        [rounds_played(row.tolist(), trace.response_ids, num_speculative_tokens=3) for row in drawn_NT]
-    ).double()
-    assert abs(played.mean() - expected) < 4 * played.std() / len(played) ** 0.5
-    assert played.std() > 0
-
-
-def rounds_played(proposed, response, *, num_speculative_tokens):
-    """Verification steps of one play; a position is proposed at most once, so one draw a position is enough."""
-    start = steps = 0
-    while start < len(response):
-        room = min(num_speculative_tokens, len(response) - start - 1)
-        accepted = next((k for k in range(room) if proposed[start + k] != response[start + k]), room)
-        start, steps = start + accepted + 1, steps + 1
-    return steps
 
 
 def test_text_scores_as_the_traces_do(greedy_traces, noisy_folder, tmp_path):
