@@ -1,7 +1,7 @@
-"""A stand-in of the Hugging Face hub: its HTTP interface on 127.0.0.1, over a store, with faults on purpose.
+"""A stand-in of the Hugging Face hub: its HTTP interface on 127.0.0.1, over a store, with failures on purpose.
 
 with HubStandIn({"hf_writer": {"org"}}) as hub:
-    hub.faults.plan("commit", Fault(status=500), times=2)
+    hub.failing["commit"] = 500
     ...  # clients as in tests/hub/clients.py, or HfApi(endpoint=hub.endpoint)
     hub.store.repositories["org/name"].files_at("main")
 """
@@ -12,7 +12,6 @@ import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, cast
 
-from tests.hub.faults import Fault, Faults
 from tests.hub.routes import ROUTES, Reply, Request, Response
 from tests.hub.store import Refusal, Store
 
@@ -22,13 +21,12 @@ class HubStandIn:
 
     Attributes:
         store: What it keeps.
-        faults: What is to go wrong.
-        requests: The names of what was asked, in order.
+        failing: The status that is sent in place of a reply, by the name of the request.
     """
 
     def __init__(self, owners: dict[str, set[str]]):
         self.store = Store(owners)
-        self.faults, self.requests, self.lock = Faults(), list[str](), threading.RLock()
+        self.failing, self.lock = dict[str, int](), threading.RLock()
         self.server = Server(("127.0.0.1", 0), Handler)
         self.server.hub = self
         self.thread = threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.02})
@@ -76,7 +74,7 @@ class Server(ThreadingHTTPServer):
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Reads a request, lets the fault that is due befall it, and sends the reply."""
+    """Reads a request and sends the reply, or the failure that is planned."""
 
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
@@ -95,21 +93,16 @@ class Handler(BaseHTTPRequestHandler):
 
     def respond(self) -> None:
         name, response, groups = self.find()
-        self.hub.requests.append(name)
-        fault = self.hub.faults.take(name)
-        if fault.meanwhile is not None:
-            with self.hub.lock:
-                fault.meanwhile()
         request = Request(
             method=self.command,
             url=self.path,
             endpoint=self.hub.endpoint,
             token=self.token(),
-            range=self.headers["Range"],
             body=self.body(),
             groups=groups,
         )
-        self.send(self.reply(response, request, fault), fault)
+        status = self.hub.failing.get(name)
+        self.send(self.reply(response, request) if status is None else Reply({"error": "on purpose"}, status))
 
     def find(self) -> tuple[str, Response, dict[str, str]]:
         path = self.path.split("?")[0]
@@ -132,34 +125,22 @@ class Handler(BaseHTTPRequestHandler):
         self.rfile.readline()
         return b"".join(pieces)
 
-    def reply(self, response: Response, request: Request, fault: Fault) -> Reply:
+    def reply(self, response: Response, request: Request) -> Reply:
         """What is said to a request."""
-        if fault.status is not None:
-            return Reply({"error": "on purpose"}, fault.status, fault.headers)
         with self.hub.lock:
             try:
                 return response(self.hub.store, request)
             except Refusal as refusal:
                 return refused(refusal)
 
-    def send(self, reply: Reply, fault: Fault) -> None:
-        content = reply.content if fault.spoils is None else fault.spoils(reply.content)
+    def send(self, reply: Reply) -> None:
         self.send_response(reply.status)
         for key, value in reply.headers.items():
             self.send_header(key, value)
-        self.send_header("Content-Length", str(len(content)))
+        self.send_header("Content-Length", str(len(reply.content)))
         self.end_headers()
-        if self.command == "HEAD":
-            return
-        self.wfile.write(content[: fault.cut_after_bytes])
-        if fault.cut_after_bytes is not None:
-            self.cut()
-
-    def cut(self) -> None:
-        """Break the connection off, in the middle of whatever it is."""
-        self.close_connection = True
-        with contextlib.suppress(OSError):
-            self.connection.shutdown(socket.SHUT_RDWR)
+        if self.command != "HEAD":
+            self.wfile.write(reply.content)
 
 
 def refused(refusal: Refusal) -> Reply:

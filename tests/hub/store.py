@@ -1,7 +1,7 @@
 """What a stand-in of the hub keeps: repositories of commits, and the objects that commits name by their sha256.
 
-It says no as the hub does: to a commit that names an object never uploaded, to a parent that is no longer the branch's
-last commit, to a file deleted that is not there, and to whoever may not read or write.
+It says no as the hub does: to a commit that names an object never uploaded, to a file deleted that is not there, and
+to whoever may not read or write.
 """
 
 import base64
@@ -108,13 +108,12 @@ class Repository:
             raise Refusal(404, f"Entry not found: {path}", "EntryNotFound")
         return files[path]
 
-    def move(self, branch: str = "main", **contents: bytes) -> str:
-        """Somebody else's commit: these files beside or instead of what stands there; its id."""
-        parent = self.branches[branch]
+    def move(self, **contents: bytes) -> None:
+        """Somebody else's commit: these files beside or instead of what stands there."""
+        parent = self.branches["main"]
         changed = {name.replace("__", "."): content for name, content in contents.items()}
         files = {path: StoredFile(content, is_large(path)) for path, content in changed.items()}
-        self.branches[branch] = self.add_commit({**self.commits[parent], **files}, parent, "somebody else's")
-        return self.branches[branch]
+        self.branches["main"] = self.add_commit({**self.commits[parent], **files}, parent, "somebody else's")
 
     def receive(self, oid: str, size: int, content: bytes) -> None:
         """Keep an uploaded object, if it is the one that was announced."""
@@ -129,16 +128,11 @@ class Repository:
 
     def commit(self, revision: str, lines: list[dict[str, Any]]) -> str:
         """Apply the lines of a commit, all or none; its id."""
-        header = lines[0]["value"]
         parent = self.resolve(revision)
-        if header.get("parentCommit", parent) != parent:
-            raise Refusal(412, "A commit has happened since. Please refresh and try again.")
-        if revision not in self.branches:
-            raise Refusal(400, f"{revision} is no branch")
         files = dict(self.commits[parent])
         for line in lines[1:]:
             self.apply(files, line["key"], line["value"])
-        self.branches[revision] = self.add_commit(files, parent, header["summary"])
+        self.branches[revision] = self.add_commit(files, parent, lines[0]["value"]["summary"])
         return self.branches[revision]
 
     def apply(self, files: Files, key: str, value: dict[str, Any]) -> None:
