@@ -1,12 +1,8 @@
 """What travels arrives whole or not at all, fits, and keeps its code for Hopper."""
 
 import json
-import os
-import re
 import struct
-import subprocess
 import tarfile
-from pathlib import Path
 
 import pytest
 
@@ -14,7 +10,6 @@ from benchmarks.gpu import pack
 from benchmarks.gpu.pack import BrokenError, compress, divide, main, only_hopper, requirements, strip_vllm
 from tests.rejections import rejects
 
-TORCH_2_11 = "WIDEDRAFT_TORCH_2_11"  # environment variable: a Python without vLLM
 CONTENT = bytes(range(256)) * 9 + b"!"
 
 
@@ -181,37 +176,3 @@ def test_every_call_knows_all_pieces(packed):
     manifests = [json.loads((folder / "manifest.json").read_text()) for folder in packed.iterdir()]
     assert all(manifest == manifests[0] for manifest in manifests)
     assert {piece["archive"] for piece in manifests[0]} == {"ours.tar.xz", "target.gguf"}
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_the_stripped_vllm_is_enough_without_a_gpu(tmp_path):
-    """Imports and engine arguments, from .carry/ and a Python 3.12 with torch 2.11 and transformers."""
-    if TORCH_2_11 not in os.environ or not pack.CARRY.is_dir():
-        pytest.skip(f"{TORCH_2_11} names no Python, or .carry is not packed")
-    python, keep, work = os.environ[TORCH_2_11], tmp_path / "keep", tmp_path / "work"
-    words = ["-m", "benchmarks.gpu.pack", "receive", "--carry", pack.CARRY, "--keep", keep]
-    subprocess.run([python, *words], cwd=pack.ROOT, check=True)
-    site = keep / "site"
-    environment = os.environ | {"PYTHONPATH": f"{pack.ROOT}:{site}", "LD_LIBRARY_PATH": str(libcuda(site, tmp_path))}
-    environment |= {"CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"}
-    probe = [python, "-m", "tests.benchmarks.gpu.hopper_probe", str(work)]
-    done = subprocess.run(probe, cwd=pack.ROOT, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
-    found = json.loads(done.stdout.splitlines()[-1])
-    assert found["cudagraph_mode"] == {"plain": "FULL_AND_PIECEWISE", "wide-796m": "FULL_AND_PIECEWISE"}
-    assert all(file.startswith(f"{site}/vllm/") for file in found["files"])
-    libraries = {Path(file).name.partition(".")[0] for file in found["files"] if ".so" in file}
-    assert libraries >= {"_C_stable_libtorch", "_vllm_fa3_C"}
-
-
-def libcuda(site: Path, folder: Path) -> Path:
-    """A folder with a driver library that has every function that vLLM's libraries name, and does nothing."""
-    libraries = [str(path) for path in (site / "vllm").rglob("*.so")]
-    listed = subprocess.run(["nm", "-D", "--undefined-only", *libraries], capture_output=True, text=True, check=True)
-    names = set(re.findall(r"\b(cu[A-Z]\w+)$", listed.stdout, flags=re.MULTILINE))
-    source = folder / "libcuda.c"
-    source.write_text("".join(f"int {name}(void) {{ return 100; }}\n" for name in names))
-    library = ["-shared", "-w", "-Wl,-soname,libcuda.so.1", "-o", folder / "libcuda.so.1"]
-    subprocess.run(["gcc", *library, source], check=True)
-    return folder
