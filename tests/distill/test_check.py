@@ -331,21 +331,11 @@ def test_a_debug_run_is_for_no_engine(checked):
     assert (small.export.engines, small.export.tensor_parallel) == ([], 1)
 
 
-OF_A_COMMAND = """\
-run_name: NAME
-target: {path: TARGET}
-architecture: {layers: 2, method: first_last}
-data: {prompts: [{path: prompts.jsonl}], num_eval_prompts: 2}
-"""
-
-
 @pytest.fixture
-def recipes(tmp_path, tiny_target, monkeypatch):
+def recipes(checked):
     """The names of two recipes in the working folder."""
-    monkeypatch.chdir(tmp_path)
     for name in ("one", "two"):
-        Path(f"{name}.yaml").write_text(OF_A_COMMAND.replace("TARGET", str(tiny_target)).replace("NAME", name))
-    Path("prompts.jsonl").write_text("\n".join(json.dumps({"prompt": f"Count to {n}."}) for n in range(10)))
+        Path(f"{name}.yaml").write_text(Path("demo.yaml").read_text().replace("demo", name))
     return ["one.yaml", "two.yaml"]
 
 
@@ -384,4 +374,4 @@ def test_a_word_that_is_neither_recipe_nor_value_is_a_mistake_of_each(recipes, c
 def test_other_commands_take_one_recipe(command, recipes, capsys):
     assert widedraft.main([command, *recipes, "seed=1"]) == 2
     assert "two.yaml" in capsys.readouterr().err
-    assert not Path("runs").exists()
+    assert not Path("run").exists()

@@ -21,7 +21,7 @@ from architectures.pruning.plan import PruningPlan
 from architectures.shapes import Shape
 from distill.callbacks import GradientNorm
 from distill.checkpoints.checkpoint_files import find_checkpoints
-from distill.chunked_loss import ResponseLogits, logits_of
+from distill.chunked_loss import ResponseLogits
 from distill.learned_masks import MaskModel, build_mask_model, build_mask_optimizer, weights
 from distill.recipe.recipe import Recipe, save_recipe
 from distill.run import Run
@@ -330,33 +330,3 @@ def test_progress_is_linear_and_ends(tiny_target):
     for step, progress in ((0, 0.0), (5, 0.5), (10, 1.0), (11, 1.0)):
         model.step = step
         assert model.progress == progress
-
-
-def test_gates_follow_the_step_alone(tiny_target):
-    model, other = build(tiny_target), build(tiny_target)
-    with torch.no_grad():
-        for each in (model, other):
-            for values in each.masks.log_alpha.values():
-                values.fill_(0.0)
-    model.step = other.step = 6
-    first = losses(model)["lm"]
-    torch.rand(3)
-    assert torch.equal(losses(other)["lm"], first)
-    other.step = 7
-    assert not torch.equal(losses(other)["lm"], first)
-
-
-@pytest.mark.parametrize(
-    "config",
-    [
-        {"model_type": "gemma2", "final_logit_softcapping": 1.5, "query_pre_attn_scalar": 16},
-        {"model_type": "granite", "logits_scaling": 3.0},
-    ],
-    ids=lambda config: config["model_type"],
-)
-def test_logits_of_responses_are_capped_and_divided_as_the_model_does(make_checkpoint, config):
-    folder = make_checkpoint(**config)
-    lm = AutoModelForCausalLM.from_pretrained(folder, dtype="auto").eval()
-    keep = torch.ones_like(IDS, dtype=torch.bool)
-    with torch.inference_mode():
-        torch.testing.assert_close(ResponseLogits(lm)(IDS, keep, logits_of), lm(IDS).logits.flatten(0, 1))

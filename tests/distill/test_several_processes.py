@@ -95,45 +95,6 @@ def test_processes_with_different_recipes_are_refused(recipe, tmp_path):
     assert not (tmp_path / "run" / "data").exists()
 
 
-CHOOSING = """
-import sys
-import distill.process
-from distill.choose import search
-from tests.eval.records import latency
-import widedraft
-
-def steps(_recipe, _target, candidates, settings):
-    # Step times of models so small say nothing.
-    times = {one.name: ({1: 4.0, 2: 6.0}[one.shape.layers],) * 2 for one in candidates}
-    timed = latency(40.0, {k: 40.0 + 2 * k for k in (1, 2, 3)}, times, 0.5)
-    return timed.model_copy(update={"batch": settings.batch_size, "context_tokens": settings.context})
-
-search.measured_steps = steps
-sys.exit(widedraft.main(sys.argv[1:]))
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("warm")
-def test_candidates_are_trained_by_one_process_each(recipe, tmp_path):
-    """To the weights and the card's acceptance of one process that trains all."""
-    (tmp_path / "choosing.py").write_text(CHOOSING)
-    program = (str(tmp_path / "choosing.py"),)
-    words = ("choose", str(recipe), "--layers", "1", "2", "--duration", "1ba", "--longest", "1ba")
-    launched = launch(*words, program=program)
-    assert launched.returncode == 0, launched.stderr
-    assert launched.stdout.count("process 1 of") == 1  # the other trains one, too, and is silent
-    run, together = tmp_path / "run", tmp_path / "together"
-    run.rename(together)
-    alone = launch(*words, program=program, processes=1)
-    assert alone.returncode == 0, alone.stderr
-    for layers in (1, 2):
-        weights = Path("choose", "1ba", f"{layers}-layers", "draft", "model.safetensors")
-        assert (together / weights).read_bytes() == (run / weights).read_bytes()
-    cards = [json.loads((folder / "choose/1ba/eval/scorecard.json").read_text()) for folder in (together, run)]
-    assert cards[0]["acceptance"] == cards[1]["acceptance"]
-
-
 LOSING_ONE = """
 import os, signal, sys
 from eval.decoding import generate

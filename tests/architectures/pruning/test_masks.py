@@ -11,7 +11,6 @@ from architectures.pruning.masks import (
     Masks,
     ascending,
     cut_axes,
-    hard_concrete,
     middle,
     open_probability,
     plan_from_masks,
@@ -69,22 +68,12 @@ def test_only_what_the_draft_cuts_has_gates():
         Masks(SOURCE, SOURCE, seed=0)
 
 
-@pytest.mark.parametrize("log_alpha", [-6.0, -2.0, -0.5, 0.0, 1.0, 4.0])
-def test_expected_sizes_are_those_of_the_gates_drawn(log_alpha):
-    num_draws = 400_000
-    gates = hard_concrete(torch.tensor(log_alpha), torch.rand(num_draws, generator=torch.Generator().manual_seed(2)))
-    p = float(open_probability(torch.tensor(log_alpha)))
-    five_sigma = 5 * (p * (1 - p) / num_draws) ** 0.5
-    assert float((gates > 0).double().mean()) == pytest.approx(p, abs=five_sigma + 1e-6)
-    assert gates.min() >= 0
-    assert gates.max() <= 1
-
-
 def test_expected_sizes_are_the_mean_of_sampled_masks():
     masks = scattered()
     counts: dict[str, list[Tensor]] = {"layers": [], "neurons": [], "channels": []}
     for step in range(2000):
         gates = masks.sampled(step)
+        assert all(((each >= 0) & (each <= 1)).all() for each in (gates.layers_L, gates.neurons_LF, gates.channels_H))
         counts["layers"].append((gates.layers_L > 0).sum())
         counts["neurons"].append((gates.neurons_LF > 0).sum(dim=-1).float().mean())
         counts["channels"].append((gates.channels_H > 0).sum())

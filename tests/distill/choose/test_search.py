@@ -2,11 +2,13 @@
 
 import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from architectures.errors import UserError
+from architectures.sharing import ALONE
 from distill import pipeline, train
 from distill.checkpoints.checkpoint_files import find_checkpoints
 from distill.choose import search
@@ -272,24 +274,25 @@ def found(recipe: Path) -> tuple[dict[str, bytes], object]:
     return weights, json.loads((folder / "eval" / "scorecard.json").read_text())["acceptance"]
 
 
-def choose_by_two(recipe: Path, *words: str, longest: str = "2ba") -> None:
+def choose_by(processes: int, recipe: Path, *words: str, longest: str = "2ba") -> None:
     settings = ChooseSettings(recipe=recipe, layers=LAYERS, duration="2ba", longest=longest)
-    by_processes(2, lambda share: choose(recipe, [*TINY, *words], settings, share))
+    work = partial(choose, recipe, [*TINY, *words], settings)
+    work(ALONE) if processes == 1 else by_processes(processes, work)
 
 
-def test_a_lost_process_costs_the_training_it_was_at(recipe_file, trained, fatal):
+def test_a_lost_process_costs_the_training_it_was_at_and_two_make_the_drafts_of_one(recipe_file, trained, fatal):
     fatal.append(2)
     with pytest.raises(MemoryError):
-        choose_by_two(recipe_file)
+        choose_by(2, recipe_file)
     assert len(trained) == 2
     ended = trained[0]
     trained.clear()
-    choose_by_two(recipe_file)
+    choose_by(2, recipe_file)
     assert sorted(trained) == sorted(f"{layers}-layers" for layers in LAYERS if f"{layers}-layers" != ended)
     resumed = found(recipe_file)
     (recipe_file.parent / "out").rename(recipe_file.parent / "resumed")
     trained.clear()
-    choose_by_two(recipe_file)
+    choose_by(1, recipe_file)
     assert len(trained) == 2
     assert found(recipe_file) == resumed
 
@@ -299,7 +302,7 @@ def test_longer_trainings_go_on_from_sharded_checkpoints(recipe_file, monkeypatc
     """As from whole ones; those of the shorter training stay."""
     monkeypatch.setattr(search, "in_play", list)
     words = ("distill.checkpoints=sharded", "distill.save_num_checkpoints_to_keep=1")
-    choose_by_two(recipe_file, *words, longest="4ba")
+    choose_by(2, recipe_file, *words, longest="4ba")
     for layers in LAYERS:
         shorter, longer = (
             recipe_file.parent / "out" / "choose" / length / f"{layers}-layers" for length in ("2ba", "4ba")

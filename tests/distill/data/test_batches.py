@@ -136,21 +136,6 @@ def test_shuffling_follows_the_seed_and_the_epoch():
     assert first != batches(shuffle=True, epoch=1)
 
 
-@pytest.mark.parametrize("num_ranks", [2, 4])
-def test_ranks_together_read_what_one_process_reads(num_ranks, monkeypatch):
-    whole = batches(shuffle=True)
-    shares = []
-    for rank in range(num_ranks):
-        spec = build_dataspec(dataset(*[(2, 2)] * 10), device_batch_size=4 // num_ranks, shuffle=True, seed=17)
-        sampler = spec.dataloader.sampler
-        sampler.num_replicas, sampler.rank = num_ranks, rank
-        sampler.num_samples = -(-10 // num_ranks)
-        sampler.total_size = sampler.num_samples * num_ranks
-        shares.append([batch["input_ids"][:, 0].tolist() for batch in islice(spec.dataloader, 2)])
-    for step in range(2):
-        assert sorted(chain(*(share[step] for share in shares))) == sorted(whole[step])
-
-
 def test_the_trainer_is_told_how_to_count():
     spec = build_dataspec(dataset((2, 3), (3, 1)), device_batch_size=2, shuffle=False, seed=0)
     batch = next(iter(spec.dataloader))

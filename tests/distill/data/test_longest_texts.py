@@ -54,14 +54,6 @@ def test_one_token_too_many_is_refused_everywhere(write_recipe, make_checkpoint,
     assert holds(capfd.readouterr().err, "129")
 
 
-def test_rotary_scaling_is_counted(write_recipe, make_checkpoint, capfd):
-    rope = {"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0}
-    recipe = write_recipe(make_checkpoint(max_position_embeddings=128, rope_parameters=rope))
-    assert main(["check", recipe, "data.max_seq_len=449"]) == 0
-    assert main(["check", recipe, "data.max_seq_len=450"]) == 2
-    assert holds(capfd.readouterr().err, "512")
-
-
 LIMIT = {"here": ContextLength(128, "n_positions is 128")}
 DOMAIN = {"domains": [{"name": "a", "path": "a.txt"}]}
 ON_TEXT = {"train_on": "text", "max_duration": "2ba"}

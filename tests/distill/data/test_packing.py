@@ -87,16 +87,6 @@ def test_texts_whose_positions_begin_again_are_read_apart(make_checkpoint, famil
     torch.testing.assert_close(together, torch.cat(alone), rtol=1e-5, atol=5e-5)
 
 
-@pytest.mark.parametrize("family", [name for name, family in DECODER_ONLY.items() if family.texts_apart != "positions"])
-def test_what_transformers_sees_of_positions_alone_mixes_texts_of_some_families_up(make_checkpoint, family):
-    """If this fails, transformers has learned it and distill/data/batches.py has one family less to do."""
-    lm = load_model(make_checkpoint(model_type=family, **SETTINGS.get(family, {})), dtype="float32", device="cpu")
-    ids, positions = torch.arange(3, 17)[None], torch.tensor([[*range(7), *range(7)]])
-    mixed = lm.base_model(input_ids=ids, position_ids=positions, use_cache=False).last_hidden_state[:, 7:]
-    alone = lm.base_model(input_ids=ids[:, 7:], use_cache=False).last_hidden_state
-    assert (mixed - alone).abs().max() > 1
-
-
 @pytest.mark.parametrize("num_rows", range(1, len(LENGTHS) + 1))
 def test_a_layout_gives_every_token_a_slot_of_its_own(num_rows):
     layout = balanced_layout(LENGTHS, num_rows)
@@ -141,14 +131,6 @@ def test_the_cheapest_layout_is_the_cheapest():
         every = [None, *(balanced_layout(LENGTHS, num_rows) for num_rows in range(1, len(LENGTHS) + 1))]
         chosen = cheapest_layout(LENGTHS, width, flops_per_token=flops_per_token)
         assert cost(chosen) == min(map(cost, every))
-
-
-def test_the_dearer_attention_the_shorter_the_rows():
-    chosen = [
-        cheapest_layout(LENGTHS, max(LENGTHS), flops_per_token=lambda context, price=price: 10_000 + price * context)
-        for price in (0, 5, 10, 10_000)
-    ]
-    assert [layout and (layout.num_rows, layout.width) for layout in chosen] == [(1, 96), (2, 49), (3, 33), None]
 
 
 @pytest.mark.parametrize("lengths", [[7, 7, 7], [7], [1, 1]])

@@ -10,7 +10,6 @@ import torch
 
 from distill import losses
 from distill.losses import LOSSES, Knowledge, LossTerm, Objective, build_objective, cross_entropy
-from distill.metrics import expected_acceptance
 from tests.distill.dense_losses import COMPARED
 from tests.rejections import rejects
 
@@ -121,13 +120,6 @@ def test_zero_when_student_equals_teacher_and_nothing_pulls_it_away(logits, name
 
 
 @everyone
-@pytest.mark.parametrize("scale", [1e-3, 1.0, 30.0])
-def test_never_negative(logits, name, scale):
-    student, teacher = logits
-    assert COMPARED[name](scale * student, scale * teacher).min() > -2e-6
-
-
-@everyone
 def test_one_value_for_each_token_which_no_other_token_moves(logits, name):
     student, teacher = logits
     whole = COMPARED[name](student, teacher)
@@ -169,49 +161,18 @@ def test_gradient_equals_finite_differences(logits, name, options, definition, t
         assert student.grad[row, column].item() == pytest.approx((up - down) / (2 * step), rel=1e-3, abs=1e-5)
 
 
+def test_the_weight_of_lk_hybrid_passes_no_gradient(logits):
+    q, p = (each.double().softmax(-1) for each in logits)
+    below = (q <= p).double()
+    weight = (-3 * torch.minimum(p, q).sum(-1, keepdim=True)).exp()
+    expected = weight * (q - p) - (1 - weight) * q * (below - (q * below).sum(-1, keepdim=True))
+    torch.testing.assert_close(gradient(lk_hybrid, *logits).double(), expected, rtol=1e-4, atol=1e-6)
+
+
 def gradient(loss, student, teacher, **options):
     student = student.clone().requires_grad_()
     loss(student, teacher, **options).sum().backward()
     return student.grad
-
-
-@pytest.mark.parametrize("temperature", TEMPERATURES)
-def test_gradient_of_forward_kl_is_temperature_times_the_difference_of_probabilities(logits, temperature):
-    q, p = ((each / temperature).softmax(-1) for each in logits)
-    torch.testing.assert_close(gradient(forward_kl, *logits, temperature=temperature), temperature * (q - p))
-
-
-def closed_forms(student, teacher):
-    """Gradients with respect to the student's logits, as method.md 6.2.3 gives them; in float64."""
-    q, p = (each.double().softmax(-1) for each in (student, teacher))
-
-    def divergence(a, b):
-        return (a * (a / b).log()).sum(-1, keepdim=True)
-
-    m, m_beta = (p + q) / 2, 0.2 * p + 0.8 * q
-    below = (q <= p).double()
-    rejection = -q * (below - (q * below).sum(-1, keepdim=True))
-    accepted = torch.minimum(p, q).sum(-1, keepdim=True)
-    weight = (-3 * accepted).exp()
-    return {
-        forward_kl: ({}, q - p),
-        reverse_kl: ({}, q * ((q / p).log() - divergence(q, p))),
-        kl_mixture: ({}, 0.9 * (q - p) + 0.1 * q * ((q / p).log() - divergence(q, p))),
-        jensen_shannon: ({"beta": 0.5}, 0.5 * q * ((q / m).log() - divergence(q, m))),
-        skewed_forward_kl: (
-            {"skew": 0.2},
-            -0.8 * q * (p / m_beta - (q * p / m_beta).sum(-1, keepdim=True)),
-        ),
-        total_variation: ({}, rejection),
-        negative_log_acceptance: ({}, rejection / accepted),
-        lk_hybrid: ({}, weight * (q - p) + (1 - weight) * rejection),
-    }
-
-
-@pytest.mark.parametrize("loss", list(closed_forms(torch.zeros(1, 1), torch.zeros(1, 1))))
-def test_gradients_have_their_closed_forms(logits, loss):
-    options, expected = closed_forms(*logits)[loss]
-    torch.testing.assert_close(gradient(loss, *logits, **options).double(), expected, rtol=1e-4, atol=1e-6)
 
 
 @everyone
@@ -236,14 +197,6 @@ def test_disjoint_distributions_still_learn_under_negative_log_acceptance():
     assert found[0, 1].item() < -0.4
 
 
-def test_bounds(logits):
-    far = (torch.tensor([[50.0, 0.0]]), torch.tensor([[0.0, 50.0]]))
-    assert total_variation(*far).item() == pytest.approx(1.0)
-    assert jensen_shannon(*far).item() == pytest.approx(math.log(2))
-    assert skewed_forward_kl(*far, skew=0.25).item() == pytest.approx(-math.log(0.25))
-    assert skewed_reverse_kl(*far, skew=0.25).item() == pytest.approx(-math.log(0.25))
-
-
 def test_jensen_shannon_is_no_weighted_sum_of_two_kl(logits):
     """That sum, called "jsd" elsewhere, has no bound and is kl_mixture; the divergence with a mixture has ln 2."""
     far = (torch.tensor([[50.0, 0.0]]), torch.tensor([[0.0, 50.0]]))
@@ -251,12 +204,6 @@ def test_jensen_shannon_is_no_weighted_sum_of_two_kl(logits):
     assert jensen_shannon(*far).item() == pytest.approx(math.log(2))
     torch.testing.assert_close(jensen_shannon(*logits), jensen_shannon(*reversed(logits)))
     assert "jsd" not in COMPARED
-
-
-def test_losses_of_acceptance_are_those_of_the_metric(logits):
-    accepted = expected_acceptance(*logits)
-    torch.testing.assert_close(total_variation(*logits), 1 - accepted)
-    torch.testing.assert_close(negative_log_acceptance(*logits), -accepted.log())
 
 
 @everyone
@@ -279,16 +226,6 @@ def test_cross_entropy_is_that_of_the_written_tokens(logits):
     found = cross_entropy(student, ids)
     assert found.dtype == torch.float32
     torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-6)
-
-
-def test_cross_entropy_of_the_teachers_own_draws_is_least_at_the_teacher():
-    """Its expectation over the teacher's tokens is the entropy plus KL(teacher || student)."""
-    generator = torch.Generator().manual_seed(1)
-    student, teacher = (torch.randn(1, 11, generator=generator).double() for _ in range(2))
-    p = teacher.softmax(-1)
-    mean = sum(float(p[0, i]) * cross_entropy(student, torch.tensor([i])).item() for i in range(11))
-    entropy = float(-(p * p.log()).sum())
-    assert mean == pytest.approx(entropy + forward_kl(student, teacher).item(), rel=1e-5)
 
 
 def test_cross_entropy_of_nothing_is_zero():
