@@ -13,6 +13,7 @@ from architectures.requested_shape import ArchitectureConfig
 from architectures.shapes import Shape
 from eval.decoding.generate import write_traces
 from eval.models import load_model, load_tokenizer
+from eval.pair import load_pair
 from eval.prompts import Prompt
 from eval.responses import DecodingSettings
 
@@ -46,6 +47,11 @@ def with_noise(folder, out, *, scale):
 def noisy_folder(target_folder, tmp_path_factory):
     """The target's noisy copy."""
     return with_noise(target_folder, tmp_path_factory.mktemp("noisy"), scale=0.005)
+
+
+@pytest.fixture(scope="session")
+def pair(target_folder, noisy_folder):
+    return load_pair(str(target_folder), str(noisy_folder), dtype="float32")
 
 
 @pytest.fixture(scope="session")

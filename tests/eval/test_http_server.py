@@ -2,58 +2,26 @@
 
 import random
 import socket
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from functools import partial
-from types import SimpleNamespace
 
 import openai
 import pytest
-import requests
 import torch
 import uvicorn
 from prometheus_client.parser import text_string_to_metric_families
 
 import widedraft
 from eval.chat import Turn, render_prompt
-from eval.config import ServeSettings
 from eval.decoding.sampling import Limits, Sampling
 from eval.decoding.speculative import plain_decode
-from eval.http_server import MAX_BODY_BYTES, HttpServer
-from eval.pair import load_pair
-from eval.serving_engine import ResponseText, ServedRequest, ServingEngine
+from eval.http_server import MAX_BODY_BYTES
+from eval.serving_engine import ResponseText, ServedRequest
+from tests.eval.running_server import is_idle, served, until
 
 PROMPTS = [f"{word} {number}" for number in range(8) for word in ("hello", "why is it", "x", "tell me more about")]
 MOST_TOKENS = 160
-
-
-@contextmanager
-def served(pair, *, api_key=None, **limits):
-    """A server in this process, and an openai client of it."""
-    settings = ServeSettings(target="tiny", draft="tiny", dtype="float32", api_key=api_key, **limits)
-    with socket.create_server(("127.0.0.1", 0)) as listener, ServingEngine(pair, settings) as engine:
-        server = HttpServer(engine, settings)
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
-        thread.start()
-        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        try:
-            with openai.OpenAI(base_url=f"{url}/v1", api_key=api_key or "none", max_retries=0, timeout=60) as client:
-                get, post = (partial(sent, method, url) for method in ("get", "post"))
-                yield SimpleNamespace(engine=engine, client=client, get=get, post=post)
-        finally:
-            server.should_exit = True
-            thread.join()
-
-
-def sent(method, url, path, **how):
-    return requests.request(method, url + path, timeout=60, **how)
-
-
-@pytest.fixture(scope="module")
-def pair(target_folder, noisy_folder):
-    return load_pair(str(target_folder), str(noisy_folder), dtype="float32")
 
 
 @pytest.fixture(scope="module")
@@ -87,17 +55,6 @@ def counted(server):
     families = text_string_to_metric_families(server.get("/metrics").text)
     samples = [sample for family in families for sample in family.samples if "_created" not in sample.name]
     return {(each.name.removeprefix("widedraft:"), *each.labels.values()): each.value for each in samples}
-
-
-def until(condition, limit_s=20):
-    end_s = time.monotonic() + limit_s
-    while not condition():
-        assert time.monotonic() < end_s
-        time.sleep(0.02)
-
-
-def is_idle(server):
-    return not server.engine.groups and not server.engine.num_running and not server.engine.waiting
 
 
 def of_kind(server, kind, prompt, count, seed):
