@@ -147,7 +147,9 @@ def invert_cumulative(weights_NV: Tensor, draws_N: Tensor) -> Tensor:
 
 def uniform_draws(seeds: Sequence[int], count: int) -> Tensor:
     """Return draws_ND in [0, 1), each row from its own generator; made on the CPU, so equal on every device."""
-    return torch.stack([torch.rand(count, generator=torch.Generator().manual_seed(seed)) for seed in seeds])
+    generators = [torch.Generator().manual_seed(seed) for seed in seeds]
+    # The default dtype is the process's: transformers changes it while it loads a model, in whichever thread.
+    return torch.stack([torch.rand(count, generator=each, dtype=torch.float32) for each in generators])
 
 
 REJECTION, EXACT_GREEDY_DRAFT, EXACT_SAMPLED_DRAFT = "rejection", "exact_greedy_draft", "exact_sampled_draft"

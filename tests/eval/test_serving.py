@@ -96,6 +96,19 @@ def test_another_draft_goes_on_in_the_middle(target, noisy_draft, random_draft, 
         assert len(rejected) <= sum(text.stopped for text, _ in kept) or draft is not target
 
 
+@pytest.mark.parametrize("speculation", [K, None], ids=["draft", "plain"])
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=["greedy", "sampled", "penalised"])
+def test_the_default_dtype_does_not_matter(target, noisy_draft, rows, sampling, speculation):
+    """Another thread that loads a model in bfloat16 changes that of the whole process."""
+    models = [target, noisy_draft] if speculation else [target]
+    expected = alone(models, rows[5], sampling, speculation)
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        assert alone(models, rows[5], sampling, speculation) == expected
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
 # Text
 
 
