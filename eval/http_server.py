@@ -175,7 +175,7 @@ class HttpApi:
     async def swap(self, request: Request) -> dict[str, Any]:
         fields = await read_fields(request, DraftFields)
         try:
-            await asyncio.wrap_future(self.engine.swap_draft(fields.draft))
+            await run_in_threadpool(self.engine.swap_draft, fields.draft)
         except UserError as error:
             raise ApiError(400, str(error), "draft") from error
         return self.draft()

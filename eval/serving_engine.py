@@ -1,10 +1,10 @@
 """Continuous batching of requests over one target and one draft, in a thread that owns both models.
 
 Requests of equal sampling form one running batch; the batches take turns, one verification step each. Between steps
-new requests are prefilled together and join, finished and cancelled ones leave, and the draft may be replaced. A
-sequence depends on its own prompt, seed and sampling only, not on the others (up to rounding).
+a chunk of new prompts is prefilled, prefilled requests join, finished and cancelled ones leave, and the draft may be
+replaced. A sequence depends on its own prompt, seed and sampling only, not on the others (up to rounding).
 
-Steps run eagerly, and a long prompt is prefilled in one pass: this is for trying drafts, not for production.
+Steps run eagerly: this is for trying drafts, not for production.
 
 Shape suffixes used in this file:
     N = emitted tokens of a row
@@ -14,7 +14,7 @@ Shape suffixes used in this file:
 import threading
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -40,7 +40,7 @@ from eval.pair import LoadedPair
 from eval.side_by_side import UNFINISHED
 
 DEFAULT_MODEL_LEN = 4096
-MAX_PREFILL_TOKENS = 2048  # padding included, of prompts that are prefilled together
+MAX_PREFILL_TOKENS = 512  # fed between two steps, padding included
 Group = tuple[Sampling, bool]  # requests of one sampling, with or without the draft, are decoded in one batch
 SEEDS = Seeds()  # the seed of a request is its row seed
 
@@ -219,10 +219,12 @@ class ServingEngine:
             self.require_servable(model, folder)
         self.speculation = self.speculation_of(pair.folders[1])
         self.waiting: deque[ServedRequest] = deque()
-        self.swaps: deque[tuple[str, Future[None]]] = deque()
+        self.swaps: deque[tuple[PreTrainedModel, Path, Future[None]]] = deque()
+        self.loading = threading.Lock()  # held while a draft is loaded and swapped in
         self.changed, self.is_closed = threading.Condition(), False  # guards what other threads change
         self.groups: dict[Group, tuple[Batch, list[ServedRequest]]] = {}  # requests in the order of rows
         self.prefilling: list[ServedRequest] = []
+        self.admission: Iterator[None] = iter(())  # prefills them, a chunk at each `next`
         self.metrics = ServingMetrics(self)
         self.thread = threading.Thread(target=self.run, name="decoder", daemon=True)
 
@@ -271,40 +273,58 @@ class ServingEngine:
             self.waiting.append(request)
             self.changed.notify()
 
-    def swap_draft(self, draft: str) -> Future[None]:
-        """Load a draft and use it from the next step on; decoding waits meanwhile.
+    def swap_draft(self, draft: str) -> None:
+        """Load a draft while decoding goes on, and use it from the next step on; returns when it is used.
 
-        The future raises UserError, and the present draft stays, if this is no draft of the target.
+        Raises:
+            UserError: If this is no draft of the target. The present one stays after any error.
         """
         done: Future[None] = Future()
-        with self.changed:
-            self.swaps.append((draft, done))
-            self.changed.notify()
-        return done
+        with self.loading:
+            loaded = self.load_draft(draft)
+            with self.changed:
+                if self.is_closed:
+                    done.cancel()
+                else:
+                    self.swaps.append((*loaded, done))
+                    self.changed.notify()
+            done.result()
+
+    def load_draft(self, draft: str) -> tuple[PreTrainedModel, Path]:
+        """Load a draft and check it as at the start."""
+        folder = resolve_checkpoint(draft)
+        require_same_tokenizer(self.pair.folders[0], folder)
+        model = load_model(folder, dtype=self.settings.dtype, encoder_decoder=True)
+        self.require_servable(model, folder)
+        if (shared := shared_vocab_size(self.pair.target, model)) < self.vocab_size:
+            raise UserError(f"{folder}: shares {shared} ids with the target, not {self.vocab_size}. Restart with it.")
+        return model, folder
 
     # In the decoder thread
 
     def run(self) -> None:
         with torch_threads(None):
             while self.wait_for_work():
-                while self.swaps:
-                    self.swap(*self.swaps.popleft())
                 for batch, requests in self.groups.values():
                     self.attempt(partial(self.step, batch, requests), requests)
                 self.groups = {group: running for group, running in self.groups.items() if running[1]}
-                self.take()
+                if not self.prefilling:  # all chunks of a prompt are read by one draft
+                    while self.swaps:
+                        self.swap(*self.swaps.popleft())
+                    self.take()
                 if self.prefilling:
-                    self.attempt(partial(self.admit, self.prefilling), self.prefilling)
-                    self.prefilling = []
-        for requests in (self.waiting, *(requests for _, requests in self.groups.values())):
+                    self.attempt(self.advance_prefill, self.prefilling)
+        for requests in (self.waiting, self.prefilling, *(requests for _, requests in self.groups.values())):
             self.abandon(requests, "abort")
-        for _, done in self.swaps:
+        for *_, done in self.swaps:
             done.cancel()
 
     def wait_for_work(self) -> bool:
         """Return True if there is something to do, False when closed."""
         with self.changed:
-            self.changed.wait_for(lambda: self.waiting or self.groups or self.swaps or self.is_closed)
+            self.changed.wait_for(
+                lambda: self.waiting or self.prefilling or self.groups or self.swaps or self.is_closed
+            )
             return not self.is_closed
 
     def attempt(self, work: Callable[[], None], requests: list[ServedRequest]) -> None:
@@ -335,11 +355,19 @@ class ServingEngine:
                     break
                 taken.append(request)
             self.waiting = deque(request for request in left if request not in taken)
-            self.prefilling = taken
+            self.prefilling, self.admission = taken, self.admit(taken)
         self.abandon(gone, "abort")
 
-    def admit(self, taken: list[ServedRequest]) -> None:
-        """Prefill requests of one group, and let them join its running batch."""
+    def advance_prefill(self) -> None:
+        """Prefill a chunk, unless all clients of the prompts are gone."""
+        if all(request.cancelled.is_set() for request in self.prefilling):
+            self.abandon(self.prefilling, "abort")
+            self.prefilling = []
+        else:
+            next(self.admission, None)
+
+    def admit(self, taken: list[ServedRequest]) -> Iterator[None]:
+        """Prefill requests of one group in chunks, and let them join its running batch."""
         group = sampling, speculative = taken[0].group
         own_limits = [request.max_tokens for request in taken]
         request = DecodingRequest(
@@ -352,7 +380,8 @@ class ServingEngine:
         )
         models = [self.pair.target, self.pair.draft] if speculative else [self.pair.target]
         streams = Streams.of(request, SEEDS, [each.seed for each in taken], self.pair.target.device)
-        new = Batch(models, request, streams, range(len(taken)), ServedRows)
+        new = Batch(models, request, streams, range(len(taken)), ServedRows, prefill_tokens=MAX_PREFILL_TOKENS)
+        yield from new.prefill
         self.metrics.add("prompt_tokens", sum(len(each.prompt_ids) for each in taken))
         if group in self.groups:
             batch, requests = self.groups[group]
@@ -360,6 +389,7 @@ class ServingEngine:
             requests += taken
         else:
             self.groups[group] = new, taken
+        self.prefilling = []
 
     def step(self, batch: Batch, requests: list[ServedRequest]) -> None:
         """Drop the rows of clients that are gone, run a verification step or a plain one, and drop finished rows."""
@@ -380,26 +410,22 @@ class ServingEngine:
                 finished.append(request)
         leave(batch, requests, finished)
 
-    def swap(self, draft: str, done: Future[None]) -> None:
-        if done.set_running_or_notify_cancel():
-            try:
-                done.set_result(self.replace_draft(draft))
-            except Exception as error:
-                done.set_exception(error)
-
-    def replace_draft(self, draft: str) -> None:
-        """Load a draft, check it as at the start, and let it read all running sequences."""
-        folder = resolve_checkpoint(draft)
-        require_same_tokenizer(self.pair.folders[0], folder)
-        model = load_model(folder, dtype=self.settings.dtype, encoder_decoder=True)
-        self.require_servable(model, folder)
-        if (shared := shared_vocab_size(self.pair.target, model)) < self.vocab_size:
-            raise UserError(f"{folder}: shares {shared} ids with the target, not {self.vocab_size}. Restart with it.")
-        self.speculation = self.speculation_of(folder)
-        self.pair = replace(self.pair, draft=model, folders=(self.pair.folders[0], folder))
-        for batch, requests in self.groups.values():
-            if batch.drafter is not None:
-                self.attempt(partial(batch.replace_draft, model, self.speculation, ServedRows), requests)
+    def swap(self, draft: PreTrainedModel, folder: Path, done: Future[None]) -> None:
+        """Let a loaded draft read all running sequences, then propose with it."""
+        try:
+            speculation = self.speculation_of(folder)
+            batches = [batch for batch, _ in self.groups.values() if batch.drafter is not None]
+            with torch.inference_mode():
+                drafters = [batch.open_drafter(draft, ServedRows, MAX_PREFILL_TOKENS) for batch in batches]
+                for batch, drafter in zip(batches, drafters, strict=True):
+                    batch.replace_draft(drafter, speculation)
+            self.speculation, self.pair = (
+                speculation,
+                replace(self.pair, draft=draft, folders=(self.pair.folders[0], folder)),
+            )
+            done.set_result(None)
+        except Exception as error:
+            done.set_exception(error)
 
 
 def leave(batch: Batch, requests: list[ServedRequest], gone: Sequence[ServedRequest]) -> None:

@@ -258,6 +258,8 @@ class Batch:
     Args:
         indices: Prompts of this batch; they are prefilled together.
         opener: Makes the models' sequencers, before the clock of the batch starts.
+        prefill_tokens: Maximum tokens fed at once, padding included, for models with a RowSequencer. The caller then
+            exhausts `prefill` before the first step, which feeds tokens at each `next`.
 
     Raises:
         ValueError: If the target has a reduced vocabulary.
@@ -270,6 +272,8 @@ class Batch:
         streams: Streams,
         indices: Sequence[int],
         opener: Opener = open_sequencer,
+        *,
+        prefill_tokens: int | None = None,
     ) -> None:
         if request.target_vocab is None and head_ids(models[0]) is not None:
             raise ValueError(f"{models[0].name_or_path}: outputs a reduced vocabulary; a target must output every id.")
@@ -286,10 +290,11 @@ class Batch:
         ]
         self.verifier, self.drafter = sequencers[0], sequencers[1] if len(models) > 1 else None
         self.output_ids_S = ids_below(models[-1], self.vocab_size)  # of the draft, or of the only model
-        start_s = clock_s(self.device)
-        for sequencer in sequencers:
-            self.read_contexts(sequencer)
         self.seen_BV = self.seen_at_first()
+        start_s = clock_s(self.device)
+        self.prefill = self.read_contexts(sequencers, prefill_tokens)
+        if prefill_tokens is None:
+            list(self.prefill)
         self.prefilled_s = clock_s(self.device)
         self.prefill_s = self.prefilled_s - start_s
 
@@ -303,10 +308,16 @@ class Batch:
         """Maximum tokens of a row."""
         return max(text.length + text.num_left(self.request.limits) for text in self.texts)
 
-    def read_contexts(self, sequencer: Sequencer) -> None:
+    def read_contexts(self, sequencers: Sequence[Sequencer], num_tokens: int | None = None) -> Iterator[None]:
+        """Feed every token but the last of each sequence; yields after each chunk of at most `num_tokens`."""
         contexts = [text.everything()[:-1] for text in self.texts]
-        if any(contexts):
-            sequencer.feed(self.filled(contexts), [(0, len(context)) for context in contexts], whole=False)
+        longest = max(map(len, contexts))
+        width = longest if num_tokens is None else max(1, num_tokens // len(contexts))
+        for start in range(0, longest, max(1, width)):
+            parts = [context[start : start + width] for context in contexts]
+            for sequencer in sequencers:
+                sequencer.feed(self.filled(parts), [(start, len(part)) for part in parts], whole=False)
+            yield
 
     def seen_at_first(self) -> Tensor | None:
         """Return the mask of the tokens in each context; None without a repetition penalty."""
@@ -406,13 +417,17 @@ class Batch:
         for row, text in enumerate(self.texts):
             text.index = row
 
-    def replace_draft(self, draft: PreTrainedModel, speculation: Speculation, opener: Opener) -> None:
-        """Propose with another draft from the next step on; it reads every sequence, and the target's cache stays."""
-        self.request = replace(self.request, speculation=speculation)
+    def open_drafter(self, draft: PreTrainedModel, opener: Opener, prefill_tokens: int) -> Sequencer:
+        """Return a sequencer of another draft that has read every sequence."""
         sequences = [text.everything() for text in self.texts]
-        self.drafter = opener(draft, sequences, capacity=self.capacity, vocab_size=self.vocab_size)
-        self.read_contexts(self.drafter)
-        self.output_ids_S = ids_below(draft, self.vocab_size)
+        drafter = opener(draft, sequences, capacity=self.capacity, vocab_size=self.vocab_size)
+        list(self.read_contexts([drafter], prefill_tokens))
+        return drafter
+
+    def replace_draft(self, drafter: Sequencer, speculation: Speculation) -> None:
+        """Propose with another draft, of `open_drafter`, from the next step on; the target's cache stays."""
+        self.request = replace(self.request, speculation=speculation)
+        self.drafter, self.output_ids_S = drafter, ids_below(drafter.model, self.vocab_size)
         for text in self.texts:
             text.missing = 0
         # Steps of more tokens look at more numbers after the last token of a row, and use none of them.

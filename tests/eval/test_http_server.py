@@ -2,6 +2,7 @@
 
 import random
 import socket
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -13,10 +14,13 @@ import uvicorn
 from prometheus_client.parser import text_string_to_metric_families
 
 import widedraft
+from eval import serving_engine
 from eval.chat import Turn, render_prompt
+from eval.decoding.kv_cache import RowSequencer
 from eval.decoding.sampling import Limits, Sampling
-from eval.decoding.speculative import plain_decode
+from eval.decoding.speculative import Batch, plain_decode
 from eval.http_server import MAX_BODY_BYTES
+from eval.models import load_model
 from eval.serving_engine import ResponseText, ServedRequest
 from tests.eval.running_server import is_idle, served, until
 
@@ -55,6 +59,10 @@ def counted(server):
     families = text_string_to_metric_families(server.get("/metrics").text)
     samples = [sample for family in families for sample in family.samples if "_created" not in sample.name]
     return {(each.name.removeprefix("widedraft:"), *each.labels.values()): each.value for each in samples}
+
+
+def longest(expected):
+    return max(PROMPTS, key=lambda prompt: len(expected(prompt, MOST_TOKENS)[0]))
 
 
 def of_kind(server, kind, prompt, count, seed):
@@ -181,7 +189,7 @@ def test_the_draft_is_replaced_in_the_middle_of_a_response(
     server, expected, tiny_draft, noisy_folder, make_checkpoint, with_merges, monkeypatch
 ):
     """A path that is none and a draft of another tokenizer are rejected, and the present one stays."""
-    prompt = max(PROMPTS, key=lambda each: len(expected(each, MOST_TOKENS)[0]))
+    prompt = longest(expected)
     ids, text, _ = expected(prompt, MOST_TOKENS)
     assert len(ids) > 100
     other, step = with_merges(make_checkpoint(seed=9, num_hidden_layers=1)), server.engine.step
@@ -200,6 +208,69 @@ def test_the_draft_is_replaced_in_the_middle_of_a_response(
     got += stream
     assert "".join(chunk.choices[0].text for chunk in got) == text
     assert sum(len(chunk.widedraft["source"]) for chunk in got) == len(ids)
+
+
+@pytest.mark.parametrize("fails", ["load", "read", None])
+def test_tokens_are_emitted_while_a_draft_loads(pair, expected, tiny_draft, noisy_folder, monkeypatch, fails):
+    """If it cannot be loaded, or cannot read the running sequences, the present one goes on."""
+    prompt, may_load = longest(expected), threading.Event()
+
+    def load(*words, **how):
+        assert may_load.wait(20)
+        return load_model(*words, **how) if fails != "load" else 1 / 0
+
+    monkeypatch.setattr(serving_engine, "load_model", load)
+    if fails == "read":
+        monkeypatch.setattr(Batch, "open_drafter", lambda *_: 1 / 0)
+    with served(pair) as server, ThreadPoolExecutor(1) as pool:
+        step = server.engine.step
+
+        def slow_step(*words):
+            time.sleep(0.1 if may_load.is_set() and not swapped.done() else 0.01)
+            step(*words)
+
+        monkeypatch.setattr(server.engine, "step", slow_step)
+        stream = iter(complete(server, prompt, max_tokens=MOST_TOKENS, stream=True))
+        got = [next(stream)]
+        swapped = pool.submit(server.post, "/admin/draft", json={"draft": str(tiny_draft)})
+        until(server.engine.loading.locked)
+        got += [next(stream) for _ in range(20)]
+        may_load.set()
+        assert swapped.result().status_code == (500 if fails else 200)
+        assert server.engine.num_running == 1
+        assert server.client.models.list().data[0].draft == str(noisy_folder if fails else tiny_draft)
+        assert "".join(chunk.choices[0].text for chunk in (*got, *stream)) == expected(prompt, MOST_TOKENS)[1]
+
+
+@pytest.mark.parametrize("speculative", [True, False])
+def test_running_requests_go_on_while_a_long_prompt_is_prefilled(pair, server, expected, monkeypatch, speculative):
+    monkeypatch.setattr(serving_engine, "MAX_PREFILL_TOKENS", 256)
+    ids = {"short": pair.tokenizer(longest(expected))["input_ids"], "long": [3 + place % 200 for place in range(1500)]}
+    tokens, fed, feed = [], [], RowSequencer.feed
+
+    def watched(self, ids_bt, spans, **how):
+        fed.append(ids_bt.numel())
+        return feed(self, ids_bt, spans, **how)
+
+    monkeypatch.setattr(RowSequencer, "feed", watched)
+
+    def submit(name, count):
+        text, deliver = ResponseText(pair.tokenizer, ()), partial(receive, name)
+        server.engine.submit(ServedRequest(tuple(ids[name]), Sampling(), count, 1, text, deliver, speculative))
+
+    def receive(name, token):
+        tokens.append((name, token))
+        if len(tokens) == 5:
+            submit("long", 20)
+
+    submit("short", MOST_TOKENS)
+    until(lambda: len(tokens) > 5 and is_idle(server))
+    names = [name for name, _ in tokens]
+    assert names.index("long") - 5 >= 1500 // 256
+    assert max(fed) == 256
+    for name, count in (("short", MOST_TOKENS), ("long", 20)):
+        [text] = plain_decode(pair.target, [ids[name]], limits=Limits(count, pair.stop_ids))
+        assert tuple(token.token_id for own, token in tokens if own == name) == text.token_ids
 
 
 BAD_FIELDS = {"n": 2, "best_of": 2, "temperature": 0.001, "top_k": 0, "max_tokens": 0, "logprobs": 3, "stop": [""]}

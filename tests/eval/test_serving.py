@@ -87,7 +87,7 @@ def test_another_draft_goes_on_in_the_middle(target, noisy_draft, random_draft, 
         advance(batch, texts, 2)
         kept = [(text, len(text.steps)) for text in batch.texts]
         with torch.inference_mode():
-            batch.replace_draft(draft, Speculation(k), ServedRows)
+            batch.replace_draft(batch.open_drafter(draft, ServedRows, 50), Speculation(k))
         advance(batch, texts)
         assert texts == {row[0]: alone([target], row, Sampling(), None) for row in rows}
         later = [step for text, start in kept for step in text.steps[start:]]
