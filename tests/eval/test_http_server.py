@@ -4,7 +4,7 @@ import random
 import socket
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from functools import partial
 
 import openai
@@ -21,10 +21,11 @@ from eval.decoding.sampling import Limits, Sampling
 from eval.decoding.speculative import Batch, plain_decode
 from eval.http_server import MAX_BODY_BYTES
 from eval.models import load_model
-from eval.serving_engine import ResponseText, ServedRequest
+from eval.serving_engine import QueueFullError, ResponseText, ServedRequest
 from tests.eval.running_server import is_idle, served, until
 
 PROMPTS = [f"{word} {number}" for number in range(8) for word in ("hello", "why is it", "x", "tell me more about")]
+TURNS, TAKEN = [{"role": "user", "content": "Hi"}], {"add_generation_prompt": False}  # the template's own argument
 MOST_TOKENS = 160
 
 
@@ -151,7 +152,7 @@ def test_chat_is_rendered_streamed_and_counted(pair, server):
     [text] = plain_decode(pair.target, [ids], limits=Limits(20, pair.stop_ids))
     tokens = [pair.tokenizer.decode(token) for token in text.token_ids]
     assert whole.choices[0].message.content == pair.tokenizer.decode(text.token_ids, skip_special_tokens=True)
-    assert whole.usage.prompt_tokens == len(ids)
+    assert (whole.usage.prompt_tokens, whole.usage.total_tokens) == (len(ids), len(ids) + len(tokens))
     assert [each.token for each in whole.choices[0].logprobs.content] == tokens
     assert "".join(chunk.choices[0].delta.content for chunk in chunks) == whole.choices[0].message.content
     assert [chunk.choices[0].delta.role for chunk in chunks] == ["assistant", *[None] * (len(chunks) - 1)]
@@ -163,26 +164,43 @@ def test_chat_is_rendered_streamed_and_counted(pair, server):
 @pytest.mark.parametrize("speculative", [True, False])
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.7, top_k=5)])
 def test_logprobs_are_the_targets_at_temperature_1(pair, server, sampling, speculative):
-    tokens, text = [], ResponseText(pair.tokenizer, ())
-    server.engine.submit(ServedRequest((5, 6, 7), sampling, 24, 1, text, tokens.append, speculative, wants_logp=True))
-    until(lambda: tokens and tokens[-1].finish_reason)
-    ids = [token.token_id for token in tokens]
-    with torch.inference_mode():
-        logits_TV = pair.target(torch.tensor([[5, 6, 7, *ids]])).logits[0, 2:-1]
-    expected = logits_TV.log_softmax(-1).gather(1, torch.tensor(ids)[:, None])[:, 0].tolist()
-    assert [token.logp for token in tokens] == pytest.approx(expected, abs=1e-4)
+    tokens = {(5, 6, 7): [], (9, 8): []}
+    for ids, own in tokens.items():
+        text = ResponseText(pair.tokenizer, ())
+        server.engine.submit(ServedRequest(ids, sampling, 24, len(ids), text, own.append, speculative, wants_logp=True))
+    until(lambda: all(own and own[-1].finish_reason for own in tokens.values()))
+    for prompt, own in tokens.items():
+        ids = [token.token_id for token in own]
+        with torch.inference_mode():
+            logits_TV = pair.target(torch.tensor([[*prompt, *ids]])).logits[0, len(prompt) - 1 : -1]
+        expected = logits_TV.log_softmax(-1).gather(1, torch.tensor(ids)[:, None])[:, 0].tolist()
+        assert [token.logp for token in own] == pytest.approx(expected, abs=1e-4)
+
+
+def test_offsets_of_logprobs_are_places_in_the_text(server):
+    whole, text = complete(server, PROMPTS[0], logprobs=0).choices[0], ""
+    for chunk in complete(server, PROMPTS[0], logprobs=0, stream=True):
+        assert chunk.choices[0].logprobs.text_offset == [len(text)]
+        text += chunk.choices[0].text
+    assert whole.logprobs.text_offset[:2] == [0, len(whole.logprobs.tokens[0])]
+    assert text == whole.text
 
 
 def test_stop_strings_end_a_response(server, expected):
+    before, proposed = counted(server), 0
     for prompt in PROMPTS[:12]:
         _, text, _ = expected(prompt, 40)
         stop = text[len(text) // 2 :][:2]
         how = {"stop": [stop, "never"], "max_tokens": 40}
-        whole = complete(server, prompt, **how).choices[0]
+        response = complete(server, prompt, widedraft=True, **how)
+        whole = response.choices[0]
         assert (whole.text, whole.finish_reason) == (text[: text.index(stop)], "stop")
-        chunks = list(complete(server, prompt, stream=True, **how))
+        chunks = list(complete(server, prompt, widedraft=True, stream=True, **how))
         assert "".join(chunk.choices[0].text for chunk in chunks) == whole.text
+        proposed += sum(each.widedraft["num_draft_tokens"] for each in (response, *chunks))
     until(lambda: is_idle(server))
+    name = ("spec_decode_num_draft_tokens_total",)
+    assert counted(server)[name] - before[name] == proposed
 
 
 def test_the_draft_is_replaced_in_the_middle_of_a_response(
@@ -273,6 +291,60 @@ def test_running_requests_go_on_while_a_long_prompt_is_prefilled(pair, server, e
         assert tuple(token.token_id for own, token in tokens if own == name) == text.token_ids
 
 
+def test_a_new_draft_is_the_one_of_running_and_of_later_requests(server, expected, make_checkpoint, monkeypatch):
+    """The target itself, with its own k: everything is accepted, whoever was running."""
+    draft = make_checkpoint(seed=1, pad_token_id=2)
+    (draft / "generation_config.json").write_text('{"num_assistant_tokens": 5}')
+    present, prompt, step = str(server.engine.pair.folders[1]), longest(expected), server.engine.step
+    with monkeypatch.context() as patch:
+        patch.setattr(server.engine, "step", lambda *words: (time.sleep(0.1), step(*words)))
+        running = iter(complete(server, prompt, max_tokens=MOST_TOKENS, stream=True, widedraft=True))
+        next(running)
+        assert server.post("/admin/draft", json={"draft": str(draft)}).json()["num_speculative_tokens"] == 5
+    later = complete(server, prompt, max_tokens=30, widedraft=True)
+    rest = [chunk.widedraft["source"][0] for chunk in running]
+    assert server.post("/admin/draft", json={"draft": present}).status_code == 200
+    for sources in (later.widedraft["source"], rest[-30:]):
+        assert sources.count("target") <= len(sources) // 6 + 1
+
+
+@pytest.mark.parametrize("changes", [{"max_position_embeddings": 64}, {"vocab_size": 263}])
+def test_a_draft_that_does_not_fit_is_rejected(server, make_checkpoint, changes):
+    response = server.post("/admin/draft", json={"draft": str(make_checkpoint(seed=9, **changes))})
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "draft")
+
+
+def request_of(server, monkeypatch, path, **fields):
+    """The request that a body becomes."""
+    seen = []
+
+    def submit(request):
+        seen.append(request)
+        raise QueueFullError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(server.engine, "submit", submit)
+        assert server.post(path, json=fields).status_code == 429
+    return seen[0]
+
+
+def test_fields_are_those_of_the_request(server, monkeypatch):
+    text, chat = (partial(request_of, server, monkeypatch, f"/v1/{kind}completions") for kind in ("", "chat/"))
+    plain = text(prompt="abc", top_k=None)
+    assert (plain.sampling, plain.max_tokens, plain.wants_logp) == (Sampling(1.0), 16, False)
+    assert plain.seed != text(prompt="abc").seed
+    how = {"temperature": 0.5, "top_p": 0.9, "top_k": 7, "min_p": 0.1}
+    full = text(prompt=[5, 6], stop="x", seed=-3, logprobs=0, speculative=False, **how)
+    assert full.sampling == Sampling(0.5, 0.9, 7, 0.1)
+    assert (full.prompt_ids, full.text.stop, full.seed) == ((5, 6), ["x"], -3)
+    assert (full.wants_logp, full.speculative) == (True, False)
+    assert text(prompt="abc", temperature=0, top_k=3).group == text(prompt="abc", temperature=0).group
+    whole = chat(messages=TURNS)
+    assert whole.max_tokens == server.engine.max_model_len - len(whole.prompt_ids)
+    demo = request_of(server, monkeypatch, "/predict", prompt="abc")
+    assert (demo.sampling, demo.max_tokens) == (Sampling(1.0, 0.9, 10), 40)
+
+
 BAD_FIELDS = {"n": 2, "best_of": 2, "temperature": 0.001, "top_k": 0, "max_tokens": 0, "logprobs": 3, "stop": [""]}
 BAD_FIELDS |= {"prompt": [], "stream_options": {"include_usage": True}, "frequency_penalty": 1, "seed": 2**63}
 
@@ -298,6 +370,7 @@ def test_other_errors_have_openais_form(server):
         (server.post("/v1/completions", json={"prompt": "x" * MAX_BODY_BYTES}), 413),
         (server.post("/v1/completions", json={"prompt": "x", "model": "other"}), 404),
         (server.post("/v1/completions", data=b"{}"), 415),
+        (server.post("/v1/chat/completions", json={"messages": TURNS, "chat_template_kwargs": TAKEN}), 400),
         (server.get("/nothing"), 404),
         (server.get("/v1/models", headers={"host": "attacker.example"}), 403),
         (server.post("/v1/completions", json={"prompt": "\ud800"}), 400),
@@ -305,6 +378,8 @@ def test_other_errors_have_openais_form(server):
     ):
         assert response.status_code == status
         assert set(response.json()["error"]) == {"message", "type", "param", "code"}
+        assert response.json()["error"]["type"] == "invalid_request_error"
+    assert server.post("/v1/completions", json={"prompt": "x", "stream": True}).text.endswith("\n\ndata: [DONE]\n\n")
     assert server.get("/health").status_code == 200
     assert "<script>" in server.get("/").text
 
@@ -334,8 +409,9 @@ def test_a_full_queue_rejects_and_what_waits_is_not_lost(pair, expected):
 def test_an_internal_error_ends_the_requests_that_it_concerns(pair, capsys):
     with served(pair) as server:
         step, server.engine.step = server.engine.step, lambda *_: 1 / 0
-        with pytest.raises(openai.InternalServerError):
+        with pytest.raises(openai.InternalServerError) as raised:
             complete(server, "hello")
+        assert raised.value.type == "server_error"
         with pytest.raises(openai.APIError):
             list(complete(server, "hello", stream=True))
         server.engine.step = step
@@ -375,6 +451,10 @@ def test_responses_end_when_the_server_does(pair, caplog):
         with pytest.raises(openai.InternalServerError):
             waiting.result()
         assert server.get("/health").status_code == 503
+        with pytest.raises(openai.RateLimitError):
+            complete(server, PROMPTS[0])
+        with pytest.raises(CancelledError):
+            server.engine.swap_draft(str(server.engine.pair.folders[1]))
 
 
 def test_predict_is_a_json_string(server):

@@ -1,15 +1,27 @@
 """Batches that sequences join and leave, the text of a growing response, and which pairs are served."""
 
+import time
+
 import pytest
 import torch
 
 from architectures.errors import UserError
+from eval import serving_engine
 from eval.config import ServeSettings
 from eval.decoding.sampling import Limits, Sampling, Seeds, Speculation
-from eval.decoding.speculative import Batch, DecodingRequest, SpeculativeSteps, Streams, decode_steps, finished
+from eval.decoding.speculative import (
+    Batch,
+    DecodingRequest,
+    SpeculativeSteps,
+    Streams,
+    decode_steps,
+    finished,
+    plain_decode,
+)
 from eval.models import load_model, load_tokenizer
 from eval.pair import LoadedPair, load_pair
-from eval.serving_engine import ResponseText, ServedRows, ServingEngine
+from eval.serving_engine import ResponseText, ServedRequest, ServedRows, ServingEngine
+from tests.eval.running_server import until
 
 SAMPLINGS = [Sampling(), Sampling(0.8, top_p=0.9), Sampling(0.7, repetition_penalty=1.3)]
 K = Speculation(3)
@@ -182,3 +194,58 @@ def test_models_of_one_sequence_at_a_time_are_rejected(translators, noisy_draft,
     pair = LoadedPair(translators[0], noisy_draft, load_tokenizer(target_folder), (target_folder, noisy_folder))
     with pytest.raises(UserError, match="t5"):
         ServingEngine(pair, ServeSettings(target="t5", draft="d"))
+
+
+# Prefill
+
+
+@pytest.fixture
+def slow_prefill(pair, monkeypatch):
+    """An engine that takes seconds to prefill a request, once submitted."""
+    monkeypatch.setattr(serving_engine, "MAX_PREFILL_TOKENS", 10)
+    engine = ServingEngine(pair, ServeSettings(target="tiny", draft="tiny", dtype="float32"))
+    advance = engine.advance_prefill
+    monkeypatch.setattr(engine, "advance_prefill", lambda: (time.sleep(0.02), advance()))
+
+    def submit(prompt=range(3, 203), count=40):
+        tokens = []
+        text = ResponseText(pair.tokenizer, ())
+        request = ServedRequest(tuple(prompt), Sampling(), count, 1, text, tokens.append)
+        engine.submit(request)
+        return request, tokens
+
+    with engine:
+        yield engine, submit
+
+
+def test_a_request_may_be_cancelled_while_it_is_prefilled(slow_prefill):
+    engine, submit = slow_prefill
+    request, tokens = submit()
+    until(lambda: engine.prefilling)
+    request.cancelled.set()
+    until(lambda: tokens)
+    assert tokens == [None]
+    assert not engine.groups
+
+
+def test_a_request_ends_if_the_engine_closes_while_it_is_prefilled(slow_prefill):
+    engine, submit = slow_prefill
+    _, tokens = submit()
+    until(lambda: engine.prefilling)
+    engine.close()
+    assert tokens == [None]
+
+
+def test_a_draft_waits_for_a_prompt_that_another_one_reads(pair, slow_prefill, make_checkpoint):
+    """The caches of two drafts in one batch would differ; the target as its own draft accepts everything."""
+    engine, submit = slow_prefill
+    _, first = submit(prompt=(5, 6), count=2000)
+    until(lambda: first)
+    _, tokens = submit()
+    until(lambda: engine.prefilling)
+    engine.swap_draft(str(make_checkpoint(seed=1, pad_token_id=2)))
+    until(lambda: tokens and tokens[-1].finish_reason)
+    sources = [token.source for token in tokens]
+    assert sources[4:].count("target") <= len(sources) // 4 + 1
+    [text] = plain_decode(pair.target, [range(3, 203)], limits=Limits(40, pair.stop_ids))
+    assert tuple(token.token_id for token in tokens) == text.token_ids
