@@ -8,7 +8,8 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import permutations, product
+from itertools import permutations, product, zip_longest
+from statistics import median
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -66,7 +67,10 @@ class TimedRun:
         prefill_s: Seconds to prefill; None if not measured separately.
         decode_s: Seconds from then to the last token of the last row; None if not measured separately.
         steps: Verification steps of every row; empty without a draft, or if unknown.
-        counted: An engine's number of verification steps and of accepted tokens.
+        counted: An engine's number of verification steps, and of accepted tokens by position, or only their sum.
+        ttft_s: Seconds to the first token of every request; empty if not measured.
+        tpot_s: Seconds per token after the first, of every request with several.
+        responses: Token ids that an engine returned.
     """
 
     tokens: int
@@ -74,7 +78,10 @@ class TimedRun:
     prefill_s: float | None = None
     decode_s: float | None = None
     steps: tuple[tuple[VerificationStep, ...], ...] = ()
-    counted: tuple[int, int] | None = None
+    counted: tuple[int, tuple[int, ...]] | None = None
+    ttft_s: tuple[float, ...] = ()
+    tpot_s: tuple[float, ...] = ()
+    responses: tuple[tuple[int, ...], ...] = ()
 
 
 Decode = Callable[[Prompts, Sequence[int]], TimedRun]  # decodes prompts together, given a row seed for each
@@ -289,24 +296,33 @@ class StepParts:
 
 @dataclass(frozen=True, kw_only=True)
 class MethodRow:
-    """Results of one method.
+    """Results of one method at one concurrency.
 
     Attributes:
         method: Its kind; `draft` names its draft, `num_speculative_tokens` is 0 for plain decoding.
-        speedup: Wall-clock, over plain decoding, prefill included.
+        speedup: Wall-clock, over plain decoding at the same concurrency, prefill included.
         decode_speedup: Without prefill; null if not measured separately.
+        ttft_ms: Time to first token, median over requests.
+        tpot_ms: Time per output token after the first, median over requests.
         acceptance_length: Mean tokens per verification step; null for plain decoding.
+        accepted_by_position: Accepted tokens per verification step, by position; null if not reported.
+        replayed_by_position: The same, predicted by replay over an engine's greedy responses without a draft.
     """
 
     method: str
     draft: str | None
     num_speculative_tokens: int
     tokens: int
-    tokens_per_s: float
+    tokens_per_s: FiniteFloat
     speedup: Estimate
     decode_speedup: Estimate | None
-    acceptance_length: float | None
+    ttft_ms: FiniteFloat | None
+    tpot_ms: FiniteFloat | None
+    acceptance_length: FiniteFloat | None
+    accepted_by_position: tuple[FiniteFloat, ...] | None
     step_ms: StepParts | None
+    concurrency: int = 1
+    replayed_by_position: tuple[FiniteFloat, ...] | None = None
 
     @property
     def key(self) -> Method:
@@ -326,6 +342,7 @@ class Comparison:
     num_speculative_tokens: int
     over: str
     speedup: Estimate
+    concurrency: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -335,18 +352,17 @@ class BenchmarkFile:
     Attributes:
         best: Each method at its best k over plain decoding, and over other drafts and prompt lookup at their best k.
         engine: Name and version; empty for our own decoding loop.
-        groups: Number of groups of prompts, the units of intervals.
+        prompts: By concurrency; groups decoded at once are the units of intervals.
     """
 
-    format: Literal["widedraft.benchmark/2"] = "widedraft.benchmark/2"
+    format: Literal["widedraft.benchmark/3"] = "widedraft.benchmark/3"
     target: ModelIdentity
     drafts: dict[str, ModelIdentity]
     settings: dict[str, Any]
     engine: str = ""
-    prompts: int
+    prompts: dict[int, int]
     rows: tuple[MethodRow, ...]
     best: tuple[Comparison, ...]
-    groups: int
     confidence: float
     intervals: str = RATIO_INTERVALS
     threads: int
@@ -361,6 +377,7 @@ def method_row(method: Method, runs: Runs, resampling: Resampling) -> MethodRow:
     assert whole is not None
     assert whole_plain is not None
     decode, decode_plain = columns(runs, method, "decode_s"), columns(runs, plain, "decode_s")
+    counted_steps, accepted = (0, ()) if method == plain else counts_of(method, own)
     return MethodRow(
         method=method.kind,
         draft=method.draft or None,
@@ -371,17 +388,29 @@ def method_row(method: Method, runs: Runs, resampling: Resampling) -> MethodRow:
         decode_speedup=None
         if not (decode and decode_plain)
         else paired_ratio_quotient(decode_plain, decode, resampling),
-        acceptance_length=sum(run.tokens for run in own) / len(steps) if steps else counted_length(method, own),
+        ttft_ms=median_ms([seconds for run in own for seconds in run.ttft_s]),
+        tpot_ms=median_ms([seconds for run in own for seconds in run.tpot_s]),
+        acceptance_length=1 + sum(accepted) / counted_steps if counted_steps else None,
+        accepted_by_position=tuple(count / counted_steps for count in accepted)
+        if counted_steps and len(accepted) == method.num_speculative_tokens
+        else None,
         step_ms=step_parts(own) if steps else None,
     )
 
 
-def counted_length(method: Method, runs: Sequence[TimedRun]) -> float | None:
+def median_ms(seconds: Sequence[float]) -> float | None:
+    return 1000 * median(seconds) if seconds else None
+
+
+def counts_of(method: Method, runs: Sequence[TimedRun]) -> tuple[int, tuple[int, ...]]:
+    """Return the number of verification steps, and of accepted tokens by position, or only their sum."""
+    steps = [step.accepted for run in runs for row in run.steps for step in row]
+    if steps:
+        positions = range(max(method.num_speculative_tokens, *steps))
+        return len(steps), tuple(sum(accepted > position for accepted in steps) for position in positions)
     counted = [run.counted for run in runs if run.counted is not None]
-    if method.kind == PLAIN or not counted:
-        return None
-    steps, accepted = map(sum, zip(*counted, strict=True))
-    return 1 + accepted / steps if steps else None
+    by_position = zip_longest(*(accepted for _, accepted in counted), fillvalue=0)
+    return sum(num_steps for num_steps, _ in counted), tuple(map(sum, by_position))
 
 
 def step_parts(runs: Sequence[TimedRun]) -> StepParts:
@@ -445,3 +474,10 @@ def compare(pairs: Sequence[tuple[Method, Method]], runs: Runs, resampling: Resa
 
 def method_of(row: Comparison) -> Method:
     return Method(row.method, row.num_speculative_tokens, row.draft or "")
+
+
+def decision(interval: tuple[float, float] | None) -> str:
+    """Return a direction only if the whole interval is on one side of 1."""
+    if interval is None or interval[0] <= 1 <= interval[1]:
+        return "not decided"
+    return "faster" if interval[0] > 1 else "slower"

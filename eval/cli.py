@@ -4,6 +4,7 @@ import math
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -47,7 +48,7 @@ from architectures.settings import (
     TopP,
     flag_of,
 )
-from eval.config import SamplingConfig, SpeedEngine, requested_sampling
+from eval.config import SamplingConfig, SpeedEngine, requested_sampling, server_url
 from eval.tasks import PromptWords, TemplateKwargs
 
 if TYPE_CHECKING:
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
     from eval.decoding.kv_cache import Opener
     from eval.decoding.sampling import Sampling, Speculation
     from eval.decoding.speculative import LookupFirst
+    from eval.engines.engine_speed import Replay
     from eval.intervals import Resampling
     from eval.lossless import LosslessFinding
     from eval.prompts import Prompt
@@ -114,10 +116,12 @@ GRID_REPEATS = 30
 
 GRID_ONLY = ("batch_sizes", "contexts")
 WALL_CLOCK_ONLY = (
-    *("num_prompts", "max_new_tokens", "batch_size", "draft_p_min", "temperature", "top_p", "top_k"),
-    *("min_p", "repetition_penalty", "assisted", "ngram_size_n", "ngram_size_m", "precision", "engine"),
+    *("num_prompts", "max_new_tokens", "concurrency", "draft_p_min", "temperature", "top_p", "top_k"),
+    *("min_p", "repetition_penalty", "assisted", "ngram_size_n", "ngram_size_m", "precision", "engine", "url"),
 )
 IN_ENGINE_ONLY = ("python", "target_file")
+NOT_OF_SERVERS = ("engine", "python", "target_file", "ngram_size_n", "ngram_size_m")
+ENGINE_PRECISION = 0.1  # default in engines, unless --repeats
 NOT_IN_ENGINES = ("assisted", "capture", "target_bits", "draft_p_min", "repetition_penalty")
 
 NgramSizeN = Annotated[
@@ -146,7 +150,7 @@ Precision = Annotated[
         ),
     ]
     | None,
-    Flag(absent="decode all prompts"),
+    Flag(absent=f"decode all prompts; in engines {ENGINE_PRECISION}, unless --repeats is set"),
 ]
 
 
@@ -159,13 +163,15 @@ class BenchmarkSettings(DecodingFlags):
     ] = False
     num_prompts: Annotated[
         NumPrompts | None,
-        Flag(absent=f"{GROUPS} groups of --batch-size, at least {MIN_PROMPTS}; with --precision 4 times as many"),
+        Flag(absent=f"{GROUPS} times --concurrency, at least {MIN_PROMPTS}; with a precision 4 times as many"),
     ] = None
     max_new_tokens: MaxNewTokens = 128
     num_speculative_tokens: Annotated[
-        SpeculativeTokenCounts | None, Flag(absent=f"1 to 6; with --engine {DEFAULT_NUM_SPECULATIVE_TOKENS}")
+        SpeculativeTokenCounts | None, Flag(absent=f"1 to 6; in engines {DEFAULT_NUM_SPECULATIVE_TOKENS}")
     ] = None
-    batch_size: BatchSize = 1
+    concurrency: Annotated[
+        BatchSizes, Field(description="Numbers of prompts decoded at once; each has its own plain decoding.")
+    ] = (1,)
     batch_sizes: BatchSizes = (1, 4)
     contexts: Contexts = (128, 1024)
     ngram_size_n: NgramSizeN = None
@@ -187,14 +193,40 @@ class BenchmarkSettings(DecodingFlags):
     target_file: Annotated[Path | None, Flag(metavar="PATH")] = Field(
         default=None, description="The target for llama.cpp (a GGUF file) or OpenVINO (a directory)."
     )
+    url: Annotated[tuple[Annotated[str, AfterValidator(server_url)], ...], Flag(metavar="URL")] = Field(
+        default=(),
+        strict=False,
+        description="Running servers (vLLM, SGLang, llama.cpp, widedraft): the target without a draft first, then the "
+        "same with one of the drafts each.",
+    )
     out: OutFile = None
+
+    @property
+    def in_engine(self) -> bool:
+        return self.engine is not None or bool(self.url)
+
+    @model_validator(mode="after")
+    def _servers_take(self) -> "BenchmarkSettings":
+        if not self.url:
+            return self
+        for name in NOT_OF_SERVERS:
+            if name in self.model_fields_set:
+                raise UserError(f"{flag_of(name)}: running servers (--url) have their own. Remove one of the two.")
+        if len(self.url) < 2 or len(self.draft) not in (0, len(self.url) - 1) or len(self.ks) > 1:
+            raise UserError(
+                f"--url: got {len(self.url)} servers, {len(self.draft)} drafts and {len(self.ks)} "
+                "--num-speculative-tokens. Pass a server without a draft and then those with a draft, one --draft for "
+                "each of the latter or none, and one --num-speculative-tokens."
+            )
+        return self
 
     @model_validator(mode="after")
     def _engine_takes(self) -> "BenchmarkSettings":
         given = self.model_fields_set
-        for name in NOT_IN_ENGINES if self.engine else IN_ENGINE_ONLY:
+        for name in NOT_IN_ENGINES if self.in_engine else IN_ENGINE_ONLY:
             if name in given:
-                raise UserError(f"{flag_of(name)}: {'not supported with' if self.engine else 'needs'} --engine.")
+                fact = "is not supported in engines" if self.in_engine else "needs --engine"
+                raise UserError(f"{flag_of(name)} {fact}. Remove it.")
         if self.engine is None or self.grid:
             return self
         if self.python is None:
@@ -205,8 +237,8 @@ class BenchmarkSettings(DecodingFlags):
             raise UserError(f"--target-file: {path} does not exist, or is not a directory for openvino.")
         if self.ngram_size_n is not None and self.engine != "llama.cpp":
             raise UserError(f"--ngram-size-n: {self.engine} does not combine prompt lookup with a draft. Remove it.")
-        if self.batch_size > 1 and self.engine == "openvino":
-            raise UserError("--batch-size: openvino decodes one prompt at a time here. Remove it.")
+        if self.concurrency != (1,) and self.engine == "openvino":
+            raise UserError("--concurrency: openvino decodes one prompt at a time here. Remove it.")
         return self
 
     @model_validator(mode="after")
@@ -222,12 +254,12 @@ class BenchmarkSettings(DecodingFlags):
             raise UserError(f"--repeats must be at least {least} for intervals, got {self.num_repeats}.")
         if self.grid:
             return self
-        if not self.draft:
-            raise UserError("--draft: pass at least one draft; only --grid works without.")
+        if not self.draft and not self.url:
+            raise UserError("--draft: pass at least one draft; only --grid and --url work without.")
         if self.precision is not None and self.num_repeats > 1:
             raise UserError("--precision: repetitions tell nothing about other prompts. Remove --repeats.")
-        if self.assisted and self.batch_size > 1:
-            raise UserError("--assisted: transformers decodes one prompt at a time. Use --batch-size 1.")
+        if self.assisted and self.concurrency != (1,):
+            raise UserError("--assisted: transformers decodes one prompt at a time. Use --concurrency 1.")
         return self
 
     def lookup_first(self) -> "LookupFirst | None":
@@ -237,11 +269,17 @@ class BenchmarkSettings(DecodingFlags):
 
     @property
     def ks(self) -> tuple[int, ...]:
-        return self.num_speculative_tokens or ((DEFAULT_NUM_SPECULATIVE_TOKENS,) if self.engine else (1, 2, 3, 4, 5, 6))
+        default = (DEFAULT_NUM_SPECULATIVE_TOKENS,) if self.in_engine else (1, 2, 3, 4, 5, 6)
+        return self.num_speculative_tokens or default
 
     @property
     def num_repeats(self) -> int:
         return self.repeats or (GRID_REPEATS if self.grid else 1)
+
+    @property
+    def stop_precision(self) -> float | None:
+        default = ENGINE_PRECISION if self.in_engine and self.repeats is None else None
+        return default if self.precision is None else self.precision
 
 
 def benchmark(settings: BenchmarkSettings) -> None:
@@ -252,16 +290,18 @@ def benchmark(settings: BenchmarkSettings) -> None:
     if settings.out is not None:
         write_record(record, settings.out)
         print(f"\n{settings.out}: all results")
+    if settings.in_engine and not isinstance(record, GridFile):
+        from eval.engines.engine_speed import serve_lines
+
+        print(f"\n{serve_lines(record)}")
 
 
 # Wall clock
 
 
 def measured_runs(settings: BenchmarkSettings) -> "BenchmarkFile":
-    import numpy as np
     import torch
 
-    from architectures.console import track
     from eval import benchmark as runs_of
     from eval.intervals import least_units
     from eval.machine import torch_threads
@@ -269,48 +309,73 @@ def measured_runs(settings: BenchmarkSettings) -> "BenchmarkFile":
     from eval.scorecard_schema import Provenance
 
     # Prompts, in groups that are decoded together. Warn about too few groups before minutes are spent.
-    prompts = prompts_of(
-        settings.prompts,
-        settings.num_prompts or default_prompts(settings.batch_size) * (1 if settings.precision is None else 4),
-        settings.chat_template_kwargs,
-    )
+    factor = 1 if settings.stop_precision is None else 4
+    wanted = {each: settings.num_prompts or factor * default_prompts(each) for each in settings.concurrency}
+    prompts = prompts_of(settings.prompts, max(wanted.values()), settings.chat_template_kwargs)
     resampling = resampling_of(settings)
-    least, num_groups = least_units(resampling.confidence), -(-len(prompts) // settings.batch_size)
-    if num_groups < least:
-        print(
-            f"No intervals: {len(prompts)} prompts at --batch-size {settings.batch_size} are {num_groups} group(s), "
-            f"but {least} are needed. Use at least {least * settings.batch_size} (--num-prompts, --prompts).",
-            file=sys.stderr,
-        )
+    least = least_units(resampling.confidence)
+    for concurrency, count in wanted.items():
+        if (num_groups := -(-min(count, len(prompts)) // concurrency)) < least:
+            print(
+                f"No intervals: {min(count, len(prompts))} prompts at --concurrency {concurrency} are {num_groups} "
+                f"group(s), but {least} are needed. Use at least {least * concurrency} (--num-prompts, --prompts).",
+                file=sys.stderr,
+            )
 
-    opened = opened_in_engine if settings.engine else opened_here
-    with torch_threads(None), opened(settings, prompts) as (decoders, groups, described):
-        runs_of.warm_up(decoders, groups[:1] if settings.how == "eager" else groups)
-        turns = list(product(range(settings.num_repeats), range(len(groups))))
-        ticks = track(turns, description="decoding with every method", total=len(turns))
-        is_enough = None
-        if settings.precision is not None:
-            is_enough = partial(is_precise, precision=settings.precision, resampling=resampling)
-        runs = runs_of.interleave(decoders, groups, ticks, np.random.default_rng(settings.seed), is_enough=is_enough)
-        decoded = len(runs[runs_of.Method(runs_of.PLAIN)][0])
-        if settings.precision is not None:
-            reached = runs_of.reached_precision(runs, resampling)
-            print(precision_note(settings.precision, reached, decoded), file=sys.stderr)
-        best = runs_of.best_of_each(runs, resampling)
+    opened = opened_in_engine if settings.in_engine else opened_here
+    with torch_threads(None):
+        with opened(settings, prompts) as (decoders, rendered, described, replay):
+            groups = {each: runs_of.groups_of(rendered[:count], each) for each, count in wanted.items()}
+            runs = {each: timed_runs(settings, decoders, groups[each], resampling) for each in groups}
+        rows, best, decoded = [], [], {}
+        for concurrency, timed in runs.items():
+            plain = timed[runs_of.Method(runs_of.PLAIN)][0]
+            decoded[concurrency] = sum(map(len, groups[concurrency][: len(plain)]))
+            responses = [ids for index in sorted(plain) for ids in plain[index].responses]
+            for method in timed:
+                row = runs_of.method_row(method, timed, resampling)
+                predicted = replay(method, rendered, responses)
+                rows.append(replace(row, concurrency=concurrency, replayed_by_position=predicted))
+            found = runs_of.best_of_each(timed, resampling)
+            found += runs_of.over_others(found, timed, resampling)
+            best += [replace(row, concurrency=concurrency) for row in found]
         return runs_of.BenchmarkFile(
             **described,
             settings=settings.model_dump(mode="json"),
-            prompts=sum(len(group) for group in groups[:decoded]),
-            rows=tuple(runs_of.method_row(method, runs, resampling) for method in runs),
-            best=(*best, *runs_of.over_others(best, runs, resampling)),
-            groups=decoded,
+            prompts=decoded,
+            rows=tuple(rows),
+            best=tuple(best),
             confidence=resampling.confidence,
             threads=torch.get_num_threads(),
             provenance=Provenance.of_this_process(),
         )
 
 
-Opened = tuple[dict["Method", "Decode"], list["Prompts"], dict[str, Any]]  # and target, drafts and engine by field
+def timed_runs(
+    settings: BenchmarkSettings, decoders: "dict[Method, Decode]", groups: "list[Prompts]", resampling: "Resampling"
+) -> "Runs":
+    """Decode groups of prompts by every method, until all are decoded or the precision is reached."""
+    import numpy as np
+
+    from architectures.console import track
+    from eval import benchmark as runs_of
+
+    runs_of.warm_up(decoders, groups[:1] if settings.how == "eager" else groups)
+    turns = list(product(range(settings.num_repeats), range(len(groups))))
+    description = f"decoding with every method, concurrency {len(groups[0])}"
+    ticks = track(turns, description=description, total=len(turns))
+    precision, is_enough = settings.stop_precision, None
+    if precision is not None:
+        is_enough = partial(is_precise, precision=precision, resampling=resampling)
+    runs = runs_of.interleave(decoders, groups, ticks, np.random.default_rng(settings.seed), is_enough=is_enough)
+    if precision is not None:
+        decoded = len(runs[runs_of.Method(runs_of.PLAIN)][0])
+        print(precision_note(precision, runs_of.reached_precision(runs, resampling), decoded), file=sys.stderr)
+    return runs
+
+
+# Methods, token ids of the prompts, target, drafts and engine by field of a BenchmarkFile, and replay's predictions.
+Opened = tuple[dict["Method", "Decode"], list[list[int]], dict[str, Any], "Replay"]
 
 
 @contextmanager
@@ -340,50 +405,48 @@ def opened_here(settings: BenchmarkSettings, prompts: "Sequence[Prompt]") -> Ite
         "target": loaded[0].identities()[0],
         "drafts": {name: pair.draft_identity() for name, pair in pairs.items()},
     }
-    decoders = runs_of.methods(setup, settings.ks, assisted=settings.assisted)
-    yield decoders, runs_of.groups_of(rendered, settings.batch_size), described
+    yield runs_of.methods(setup, settings.ks, assisted=settings.assisted), rendered, described, lambda *_: None
 
 
 @contextmanager
 def opened_in_engine(settings: BenchmarkSettings, prompts: "Sequence[Prompt]") -> Iterator[Opened]:
-    """Open the engine once per method, and yield every method."""
+    """Open the engine once per method, or connect to running servers, and yield every method."""
     import torch
 
     from architectures.hub import resolve_checkpoint
-    from eval.benchmark import groups_of
     from eval.chat import render_prompt
-    from eval.engines.engine_speed import EngineSetup, engine_files, identity_in_engine, opened
+    from eval.engines.engine_speed import EngineSetup, engine_files, identity_in_engine, opened, replay_with
     from eval.models import load_tokenizer
 
-    assert settings.engine is not None
-    assert settings.python is not None  # validated by the settings
     target = resolve_checkpoint(settings.target)
     tokenizer = load_tokenizer(target)
     rendered = [render_prompt(tokenizer, prompt) for prompt in prompts]
-    words = dict(zip(draft_names(settings), settings.draft, strict=True))
+    words = dict(zip(draft_names(settings), settings.draft, strict=bool(settings.draft)))
     drafts, own_tokenizer = engine_files(settings.engine, target, words)
     setup = EngineSetup(
         settings.engine,
         settings.python,
         settings.target_file or target,
-        drafts,
+        drafts or {url: Path(url) for url in settings.url[1:]},
         own_tokenizer,
         prompt_tokens=max(map(len, rendered)),
         max_new_tokens=settings.max_new_tokens,
-        batch_size=settings.batch_size,
+        concurrency=max(settings.concurrency),
         dtype=settings.dtype,
         threads=torch.get_num_threads(),
         sampling=settings.sampling(settings.temperature),
         seed=settings.seed,
         lookup_first=settings.lookup_first(),
+        urls=settings.url,
     )
-    with opened(setup, settings.ks) as (decoders, version):
+    with opened(setup, settings.ks) as (decoders, engine):
         described = {
             "target": identity_in_engine(setup.target, settings.dtype),
             "drafts": {name: identity_in_engine(path, settings.dtype) for name, path in drafts.items()},
-            "engine": f"{settings.engine} {version}",
+            "engine": engine,
         }
-        yield decoders, groups_of(rendered, settings.batch_size), described
+        replayed = drafts if settings.temperature == 0 else {}
+        yield decoders, rendered, described, replay_with(target, replayed, dtype=settings.dtype)
 
 
 def draft_names(settings: BenchmarkSettings) -> list[str]:
@@ -423,28 +486,15 @@ def resampling_of(settings: BenchmarkSettings) -> "Resampling":
 
 
 def benchmark_page(record: "BenchmarkFile") -> TableSection:
-    from eval.benchmark import method_of
-    from eval.scorecard_tables import times
+    from eval.benchmark import decision, method_of
+    from eval.scorecard_tables import speed_table, times
 
-    settings = record.settings
-    where = f"{record.engine}, batch" if record.engine else "Batch"
-    title = f"{where} {settings['batch_size']}, temperature {settings['temperature']:g}, {record.prompts} prompts"
-    columns = ("method", "k", "tokens/s", "speedup", "without prefill", "acceptance length", "step ms")
-    best_columns = ("at its best k", "k", "over", "speedup", "decision")
-    rows = [
-        (
-            row.key.label,
-            str(row.num_speculative_tokens or ""),
-            f"{row.tokens_per_s:.1f}",
-            times(row.speedup),
-            "" if row.decode_speedup is None else times(row.decode_speedup),
-            "" if row.acceptance_length is None else f"{row.acceptance_length:.2f}",
-            "" if row.step_ms is None else " + ".join(f"{ms:.1f}" for ms in vars(row.step_ms).values()),
-        )
-        for row in record.rows
-    ]
+    prompts = ", ".join(f"{count} prompts at concurrency {each}" for each, count in record.prompts.items())
+    title = f"{record.engine or 'widedraft'}, temperature {record.settings['temperature']:g}, {prompts}"
+    best_columns = ("concurrency", "at its best k", "k", "over", "speedup", "decision")
     best = [
         (
+            str(row.concurrency),
             method_of(row).label,
             str(row.num_speculative_tokens),
             row.over,
@@ -453,18 +503,9 @@ def benchmark_page(record: "BenchmarkFile") -> TableSection:
         )
         for row in record.best
     ]
-    blocks = [
-        Table(columns, rows, "Wall clock; step ms: draft + verify + other"),
-        Table(best_columns, best, "Best of each method, interleaved runs"),
-    ]
-    return TableSection(title, blocks)
-
-
-def decision(interval: tuple[float, float] | None) -> str:
-    """Return a direction only if the whole interval is on one side of 1."""
-    if interval is None or interval[0] <= 1 <= interval[1]:
-        return "not decided"
-    return "faster" if interval[0] > 1 else "slower"
+    return TableSection(
+        title, [speed_table([("", record)]), Table(best_columns, best, "Best of each method, interleaved runs")]
+    )
 
 
 # Grid

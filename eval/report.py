@@ -8,7 +8,7 @@ import io
 import json
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,11 +17,13 @@ import matplotlib as mpl
 from jinja2 import Environment, FileSystemLoader
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from pydantic import TypeAdapter
 
 from architectures.console import Table
 from architectures.errors import UserError
-from architectures.files import write_text
+from architectures.files import read_typed, write_text
 from eval import scorecard_tables as tables
+from eval.benchmark import BenchmarkFile
 from eval.checkpoint_curve import COLUMNS as CURVE_COLUMNS
 from eval.checkpoint_curve import JSON_NAME as CURVES_NAME
 from eval.checkpoint_curve import Curve, point_rows, read_curves
@@ -32,6 +34,7 @@ from eval.side_by_side import DecodedExample, read_examples
 from eval.speedup import promise
 
 METRICS_NAME = "logs/metrics.jsonl"  # in the run directory
+BENCHMARKS = "benchmark*.json"  # of `widedraft benchmark --engine`, in the run directory or its draft
 METRICS = {"Training loss": "loss/train/total", "Held-out acceptance rate": "metrics/eval/alpha"}
 MAX_ROWS = 30  # longer tables are folded
 LEGEND = {"accepted": "accepted draft token", "corrected": "correction by the target", "bonus": "bonus token"}
@@ -60,6 +63,7 @@ class ScoredRun:
     curves: Sequence[Curve] = ()
     grid: GridFile | None = None
     metrics: Sequence[Mapping[str, float]] = ()
+    benchmarks: Sequence[BenchmarkFile] = ()
 
 
 @dataclass(frozen=True)
@@ -121,15 +125,47 @@ def read_run(path: Path, grid: GridFile | None = None) -> ScoredRun:
     name = folder.parent.name if folder.name == "eval" else folder.name
     grid_path, curves, examples = folder / GRID_NAME, folder / CURVES_NAME, folder / EXAMPLES_NAME
     metrics = folder.parent / METRICS_NAME
+    card = read_any_scorecard(path)
+    target = card.target.fingerprint if isinstance(card, Scorecard) else None
     return ScoredRun(
         path,
         name,
-        read_any_scorecard(path),
+        card,
         read_examples(examples).examples if examples.is_file() else (),
         read_curves(curves).curves if curves.is_file() else (),
         read_grid_file(grid_path) if grid is None and grid_path.is_file() else grid,
         [json.loads(line) for line in metrics.read_text().splitlines()] if metrics.is_file() else (),
+        read_benchmarks(folder.parent if folder.name == "eval" else folder, target),
     )
+
+
+def read_benchmarks(run: Path, target: str | None) -> list[BenchmarkFile]:
+    """Read the benchmarks in engines that are in a run directory or its draft.
+
+    Args:
+        target: Its fingerprint, which that of a GGUF file is not compared with; None if unknown.
+
+    Raises:
+        UserError: If one is damaged, or of another target.
+    """
+    found = []
+    for path in sorted([*run.glob(BENCHMARKS), *(run / "draft").glob(BENCHMARKS)]):
+        record = read_typed(path, TypeAdapter(BenchmarkFile), "Run widedraft benchmark again, or remove it.")
+        if target not in (None, record.target.fingerprint) and not record.target.path.endswith(".gguf"):
+            raise UserError(f"{path}: measures another target than the scorecard. Measure again, or remove it.")
+        found += [record] if record.engine else []
+    return found
+
+
+def in_engines(runs: Mapping[str, Sequence[BenchmarkFile]]) -> Table:
+    """Tabulate benchmarks in engines, by the names of their runs."""
+    records = [
+        (f"{name}: {record.engine}" if len(runs) > 1 else record.engine, record)
+        for name, benchmarks in runs.items()
+        for record in benchmarks
+    ]
+    machines = {" and ".join(r.provenance.hardware.accelerators) or r.provenance.hardware.processor for _, r in records}
+    return replace(tables.speed_table(records), title=f"In engines, {', '.join(sorted(machines))}")
 
 
 def write_page(runs: Sequence[ScoredRun], out: Path) -> Path:
@@ -168,10 +204,11 @@ def scored_sections(runs: Sequence[ScoredRun], cards: Mapping[str, Scorecard]) -
     drafts, by_name = tables.scored_drafts(cards), dict(zip(cards, runs, strict=True))
     temperatures = sorted({temperature for _, temperature in tables.at_temperatures(drafts)})
     figures = [figures_by_k(drafts, temperature) for temperature in temperatures]
+    engines = in_engines({name: run.benchmarks for name, run in by_name.items()})
     sections = [
         *(
             ReportSection(table.title, table)
-            for table in (tables.decoding(drafts), tables.measured(drafts), tables.results(drafts))
+            for table in (engines, tables.decoding(drafts), tables.measured(drafts), tables.results(drafts))
         ),
         ReportSection(
             "By number of speculative tokens (k)",

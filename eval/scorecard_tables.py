@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -19,6 +20,9 @@ from eval.scorecard_schema import (
     WayRow,
 )
 from eval.speedup import predicted_interval
+
+if TYPE_CHECKING:
+    from eval.benchmark import BenchmarkFile
 
 NOTE = (
     "Acceptance rate: expected acceptance of a drafted token. Acceptance length: tokens per verification step, bonus "
@@ -168,6 +172,40 @@ def measured(drafts: Sequence[ScoredDraft]) -> Table:
     ]
     names = ("speedup without prefill", "over n-gram lookup", "time in draft", "in verification", "same text as plain")
     return Table(("draft", "T", *names), rows, "Wall-clock decoding, interleaved runs")
+
+
+def speed_table(records: Sequence[tuple[str, "BenchmarkFile"]]) -> Table:
+    """Tabulate every method of benchmarks with the names of their engines; leaves out columns without any value."""
+    names = ("engine", "concurrency", "method", "k", "tokens/s", "speedup", "without prefill", "TTFT ms", "TPOT ms")
+    names += ("acceptance length: by position", "by replay", "step ms")
+    rows = [
+        (
+            engine,
+            str(row.concurrency),
+            row.key.label,
+            str(row.num_speculative_tokens or ""),
+            f"{row.tokens_per_s:.1f}",
+            times(row.speedup),
+            "" if row.decode_speedup is None else times(row.decode_speedup),
+            "" if row.ttft_ms is None else f"{row.ttft_ms:.0f}",
+            "" if row.tpot_ms is None else f"{row.tpot_ms:.1f}",
+            by_position(row.acceptance_length, row.accepted_by_position),
+            by_position(None, row.replayed_by_position),
+            "" if row.step_ms is None else " + ".join(f"{ms:.1f}" for ms in vars(row.step_ms).values()),
+        )
+        for engine, record in records
+        for row in record.rows
+    ]
+    used = [index for index in range(len(names)) if any(row[index] for row in rows)]
+    cells = [[row[index] for index in used] for row in rows]
+    return Table([names[index] for index in used], cells, "Wall clock; step ms: draft + verify + other")
+
+
+def by_position(length: float | None, accepted: Sequence[float] | None) -> str:
+    """Format an acceptance length, and accepted tokens per verification step by position: 2.10: 0.70 0.40."""
+    if accepted is None:
+        return "" if length is None else f"{length:.2f}"
+    return f"{1 + sum(accepted):.2f}: {' '.join(f'{share:.2f}' for share in accepted)}"
 
 
 def lengths_by_k(card: Scorecard) -> Table:

@@ -212,6 +212,7 @@ def write_card(
     base_model: str | None,
     recipe: Recipe,
     scored: ScoredRun | None,
+    engines: Table,
     counts: Mapping[str, Any],
     terms: Terms,
     servings: Sequence[Serving],
@@ -225,6 +226,7 @@ def write_card(
         target: The hub id of the target; its directory's name if it has none.
         base_model: The hub id of the target; None if it has none.
         scored: Public scorecard; None if it is published without one.
+        engines: Benchmarks in engines; may be empty.
         counts: Of the training responses, from the manifest of <run>/data.
     """
     card = scored.card if scored is not None and isinstance(scored.card, Scorecard) else None
@@ -253,6 +255,7 @@ def write_card(
         link="#" if base_model is None else f"https://huggingface.co/{base_model}",
         card=card,
         note=NOTE,
+        engines=plain_tables([engines]),
         outcome=plain_tables(outcome),
         measurements=plain_tables(measurements),
         facts=plain_tables([Table(("", ""), fact_rows(recipe, folder, counts, card))]),

@@ -13,6 +13,7 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from omegaconf import OmegaConf
+from pydantic import TypeAdapter
 
 from architectures.compatibility import one_setting, reject_misleading_name
 from architectures.convert import convert_draft
@@ -30,9 +31,10 @@ from distill.hub.card import OWN_TOKENIZER, SMALL_HEAD, servings_of, terms_of, w
 from distill.hub.push import PushSettings, base_model_of
 from distill.recipe.recipe import RESOLVED, load_recipe
 from distill.run import ARTIFACTS, RECIPE_NAME, Run
+from eval.benchmark import BenchmarkFile
 from eval.engines.certificate import FILE_NAME as CERTIFICATE_NAME
 from eval.engines.certificate import read_certificates, write_certificate
-from eval.report import ScoredRun, read_run, write_page
+from eval.report import ScoredRun, in_engines, read_benchmarks, read_run, write_page
 from eval.scorecard_schema import CARD_NAME, Scorecard, write_record
 
 ACCEPTANCE_NAME, PROVENANCE_NAME = "acceptance.json", "provenance.json"
@@ -105,12 +107,14 @@ def lay_out(settings: PushSettings, out: Path) -> None:
     if terms.notice and not any(path.name.startswith("NOTICE") for path in terms.files):
         write_text(terms.notice + "\n", out / "NOTICE")
 
+    benchmarks = public_benchmarks(run.folder, target, out)
+
     # Scorecard, report, recipe and provenance, without prompts, secrets and local directories.
     names = {recipe.target.path: base_model or target.name, str(target): base_model or target.name}
     if scored is not None:
         record = public_scorecard(scored.card.model_dump(mode="json"), names | {str(draft): settings.repo_id})
         shown = Scorecard.model_validate(record)
-        scored = replace(scored, path=Path(ACCEPTANCE_NAME), name=name, card=shown, examples=())
+        scored = replace(scored, path=Path(ACCEPTANCE_NAME), name=name, card=shown, examples=(), benchmarks=benchmarks)
         write_record(shown, out / ACCEPTANCE_NAME)
         write_page([scored], out / "report.html")
     write_provenance(run, out, names)
@@ -122,6 +126,7 @@ def lay_out(settings: PushSettings, out: Path) -> None:
         base_model=base_model,
         recipe=recipe,
         scored=scored,
+        engines=in_engines({name: benchmarks}),
         counts=(run.data.manifest or {}).get("counts", {}),
         terms=terms,
         servings=servings_of(
@@ -270,6 +275,21 @@ def put_certificates(out: Path, target: Path, folders: Sequence[Path]) -> None:
                 )
         for certificate in (*found.engines.values(), *found.as_served.values()):
             write_certificate(prints[found.draft], certificate, target=found.target, draft=found.draft)
+
+
+def public_benchmarks(run: Path, target: Path, out: Path) -> list[BenchmarkFile]:
+    """Return the benchmarks in engines of a run, without local paths.
+
+    Raises:
+        UserError: If one in vLLM or on a server is of none of the forms to be published.
+    """
+    prints, found = {fingerprint_checkpoint(form) for form in forms(out)}, []
+    for record in read_benchmarks(run, fingerprint_checkpoint(target)):
+        if record.engine.startswith("vllm") and prints.isdisjoint(d.fingerprint for d in record.drafts.values()):
+            raise UserError(f"{run}: a benchmark in {record.engine} is of another draft. Measure again, or remove it.")
+        form = TypeAdapter(BenchmarkFile)
+        found.append(form.validate_python(published(form.dump_python(record))))
+    return found
 
 
 def public_scorecard(record: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:

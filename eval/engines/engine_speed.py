@@ -1,32 +1,55 @@
 """Methods of eval.benchmark in an engine: each in a worker process of its own, all loaded while prompts are decoded.
 
 The engine runs with its default settings, except that it caches no prompts, whose repetitions would cost no prefill.
+Running servers are methods too: the first without a draft, the others with one.
 """
 
+import json
+import shlex
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
+from transformers import PreTrainedModel
 
+from architectures.compatibility import EngineName, Pair, read_model, serve_command, shell
 from architectures.errors import UserError
 from architectures.files import format_bytes
-from architectures.hub import resolve_checkpoint
+from architectures.hub import read_config, resolve_checkpoint
 from architectures.manifest import fingerprint_checkpoint, fingerprint_folder, sha256_of_file
-from eval.benchmark import DRAFT, LOOKUP, LOOKUP_FIRST, PLAIN, Decode, Method, Prompts, TimedRun
-from eval.config import SpeedEngine
+from architectures.vocabulary import CONFIG_KEY
+from eval.benchmark import (
+    DRAFT,
+    LOOKUP,
+    LOOKUP_FIRST,
+    PLAIN,
+    BenchmarkFile,
+    Decode,
+    Method,
+    Prompts,
+    TimedRun,
+    decision,
+    method_of,
+)
+from eval.config import GenerateConfig, SpeedEngine
 from eval.decoding.sampling import Sampling, stream_seed
 from eval.decoding.speculative import LookupFirst, NgramLookup
-from eval.engines.external_generate import sampling_fields
-from eval.engines.runs import own_tokens, require_engine_form
+from eval.engines.certificate import pooled
+from eval.engines.external_generate import EngineServer, sampling_fields
+from eval.engines.runs import OwnTokens, own_tokens, replay_text, require_engine_form
 from eval.engines.worker_process import WorkerProcess
 from eval.large_targets import free_bytes
-from eval.models import require_same_tokenizer
+from eval.models import load_model, require_same_tokenizer
 from eval.scorecard_schema import ModelIdentity
+from eval.scorecard_tables import times
 
 MOST_SEEDS = 2**31  # llama.cpp takes 32 bits
 WEIGHT_FILES = (".safetensors", ".bin")
@@ -39,27 +62,30 @@ class EngineSetup:
     """Settings shared by all methods in an engine.
 
     Attributes:
+        python: Of the environment with the engine; None for servers.
         target: What the engine loads: a directory, or a GGUF file for llama.cpp.
         drafts: The same by name.
         own_tokenizer: Names of the drafts with their own tokenizer.
         prompt_tokens: Of the longest prompt.
-        batch_size: Prompts decoded at once.
+        concurrency: Largest number of prompts decoded at once.
         lookup_first: Prompt lookup in front of each draft; llama.cpp only.
+        urls: Of running servers: one without a draft, then one with each of the drafts.
     """
 
-    engine: SpeedEngine
-    python: Path
+    engine: SpeedEngine | None
+    python: Path | None
     target: Path
     drafts: Mapping[str, Path]
     own_tokenizer: frozenset[str]
     prompt_tokens: int
     max_new_tokens: int
-    batch_size: int
+    concurrency: int
     dtype: str
     threads: int
     sampling: Sampling
     seed: int
     lookup_first: LookupFirst | None = None
+    urls: Sequence[str] = ()
 
 
 def methods_of(setup: EngineSetup, ks: Sequence[int]) -> list[Method]:
@@ -68,19 +94,21 @@ def methods_of(setup: EngineSetup, ks: Sequence[int]) -> list[Method]:
         found += [Method(DRAFT, k, name) for name in setup.drafts]
         if setup.lookup_first is not None:
             found += [Method(LOOKUP_FIRST, k, name) for name in setup.drafts]
-        if setup.engine != "openvino":
+        if setup.engine in ("vllm", "llama.cpp"):
             found.append(Method(LOOKUP, k))
     return found
 
 
 def engine_files(
-    engine: SpeedEngine, target: Path, drafts: Mapping[str, str]
+    engine: SpeedEngine | None, target: Path, drafts: Mapping[str, str]
 ) -> tuple[dict[str, Path], frozenset[str]]:
     """Return what the engine loads of each draft, by name, and the names of those with their own tokenizer.
 
     Raises:
         UserError: If the engine does not load one of them.
     """
+    if engine is None:  # servers have loaded them
+        return {name: resolve_checkpoint(word) for name, word in drafts.items()}, frozenset()
     if engine != "vllm":
         paths = {name: Path(word) for name, word in drafts.items()}
         for path in paths.values():
@@ -108,14 +136,26 @@ def identity_in_engine(path: Path, dtype: str) -> ModelIdentity:
 
 @contextmanager
 def opened(setup: EngineSetup, ks: Sequence[int]) -> Iterator[tuple[dict[Method, Decode], str]]:
-    """Open every method at every k, and yield how each decodes, and the engine's version.
+    """Open every method at every k, and yield how each decodes, and the engine with its version.
 
     Raises:
-        UserError: If there is no such Python, it lacks the engine, or the engine fails; with its last output.
+        UserError: If there is no such Python, it lacks the engine, or the engine fails; with its last output. If a
+            server is unreachable, or serves several models or too short a context.
     """
     methods, version = methods_of(setup, ks), ""
-    require_memory_for(setup, len(methods))
     with ExitStack() as stack:
+        if setup.urls:
+            length, servers = setup.prompt_tokens + setup.max_new_tokens, []
+            for url in setup.urls:
+                servers.append(EngineServer.find(url, GenerateConfig(), max_model_len=length))
+                stack.callback(servers[-1].client.close)
+            each = zip(methods, servers, strict=True)
+            decoders = {m: partial(decode_at, server, setup, m.num_speculative_tokens) for m, server in each}
+            yield decoders, f"{servers[-1].engine.replace('llamacpp', 'llama.cpp')} server"
+            return
+        require_memory_for(setup, len(methods))
+        assert setup.engine is not None
+        assert setup.python is not None
         workers: dict[Method, WorkerProcess] = {}
         for method in methods:
             print(f"{setup.engine}: opening {len(workers) + 1} of {len(methods)}, {method.label}", file=sys.stderr)
@@ -123,7 +163,8 @@ def opened(setup: EngineSetup, ks: Sequence[int]) -> Iterator[tuple[dict[Method,
             stack.callback(worker.close)
             version = worker.exchange(request_of(setup, method, len(methods)))["version"]
             workers[method] = worker
-        yield {method: partial(decode, worker, setup) for method, worker in workers.items()}, version
+        decoders = {method: partial(decode, worker, setup) for method, worker in workers.items()}
+        yield decoders, f"{setup.engine} {version}"
 
 
 def require_memory_for(setup: EngineSetup, num_methods: int) -> None:
@@ -139,24 +180,25 @@ def require_memory_for(setup: EngineSetup, num_methods: int) -> None:
         )
 
 
-def request_of(setup: EngineSetup, method: Method, num_methods: int) -> dict[str, Any]:
-    lookup: dict[str, int] = {}
+def lookup_settings(engine: str | None, method: Method, lookup_first: LookupFirst | None) -> dict[str, int]:
+    """Return an engine's settings of prompt lookup; empty for other methods."""
     if method.kind == LOOKUP:
         any_length = NgramLookup()
-        lookup = {"prompt_lookup_min": any_length.shortest, "prompt_lookup_max": any_length.longest}
-        if setup.engine == "llama.cpp":  # one length only
-            lookup = {"size_n": any_length.longest, "size_m": method.num_speculative_tokens}
-    elif method.kind == LOOKUP_FIRST:
-        assert setup.lookup_first is not None
-        lookup = vars(setup.lookup_first)
+        if engine == "llama.cpp":  # one length only
+            return {"size_n": any_length.longest, "size_m": method.num_speculative_tokens}
+        return {"prompt_lookup_min": any_length.shortest, "prompt_lookup_max": any_length.longest}
+    return vars(lookup_first) if method.kind == LOOKUP_FIRST else {}
+
+
+def request_of(setup: EngineSetup, method: Method, num_methods: int) -> dict[str, Any]:
     draft = setup.drafts.get(method.draft)
     return {
         "target": str(setup.target.resolve()),
         "draft": None if draft is None else str(draft.resolve()),
-        "lookup": lookup,
+        "lookup": lookup_settings(setup.engine, method, setup.lookup_first),
         "num_speculative_tokens": method.num_speculative_tokens,
         "max_model_len": setup.prompt_tokens + setup.max_new_tokens + method.num_speculative_tokens + 1,
-        "batch_size": setup.batch_size,
+        "batch_size": setup.concurrency,
         "dtype": setup.dtype,
         "threads": setup.threads,
         "draft_settings": {"use_heterogeneous_vocab": True} if method.draft in setup.own_tokenizer else {},
@@ -168,8 +210,123 @@ def decode(worker: WorkerProcess, setup: EngineSetup, prompts: Prompts, row_seed
     fields = sampling_fields(setup.sampling, no_top_k=0) | {"max_tokens": setup.max_new_tokens}
     sampling = [fields | {"seed": stream_seed(setup.seed, row) % MOST_SEEDS} for row in row_seeds]
     reply = worker.exchange({"prompts": [list(ids) for ids in prompts], "sampling": sampling})
-    tokens, whole_s, first_s = reply["tokens"], reply["elapsed_s"], reply["first_s"]
-    decode_s = None if first_s is None else whole_s - first_s
+    responses, accepted = reply["responses"], reply["accepted"]
     # Prefill gives each response its first token, and every step its accepted tokens and one more.
-    steps = tokens - len(prompts) - reply["accepted"]
-    return TimedRun(tokens, whole_s, first_s, decode_s, counted=(steps, reply["accepted"]))
+    steps = sum(map(len, responses)) - len(prompts) - sum(accepted)
+    each = zip(responses, map(len, responses), reply["first_s"], reply["last_s"], strict=True)
+    return timed_run(reply["elapsed_s"], each, steps, accepted)
+
+
+def timed_run(
+    whole_s: float,
+    streamed: Iterable[tuple[Sequence[int], int, float, float]],
+    steps: int,
+    accepted: Sequence[int],
+) -> TimedRun:
+    """Return the figures of responses decoded at once: ids, number of tokens, seconds to the first and last of each."""
+    responses, counts, first_s, last_s = zip(*streamed, strict=True)
+    per_token = zip(counts, first_s, last_s, strict=True)
+    return TimedRun(
+        sum(counts),
+        whole_s,
+        max(first_s),
+        whole_s - max(first_s),
+        counted=(steps, tuple(accepted)),
+        ttft_s=first_s,
+        tpot_s=tuple((last - first) / (count - 1) for count, first, last in per_token if count > 1),
+        responses=tuple(map(tuple, responses)),
+    )
+
+
+def decode_at(server: EngineServer, setup: EngineSetup, k: int, prompts: Prompts, row_seeds: Sequence[int]) -> TimedRun:
+    """Stream responses from a server; k is its num_speculative_tokens, 0 for none."""
+    seeds = [stream_seed(setup.seed, row) % MOST_SEEDS for row in row_seeds]
+    stream = partial(server.stream, max_tokens=setup.max_new_tokens, sampling=setup.sampling, is_plain=k == 0)
+    steps_before, before = server.counters() if k else (0, Counter[int]())
+    start_s = time.perf_counter()
+    with ThreadPoolExecutor(len(prompts)) as pool:
+        streamed = list(pool.map(stream, prompts, seeds))
+    whole_s = time.perf_counter() - start_s
+    if k == 0:
+        return timed_run(whole_s, streamed, 0, ())
+    steps_after, after = server.counters()
+    steps, by_position = steps_after - steps_before, after - before
+    counts = [count for _, count, _, _ in streamed]
+    if (steps == 0 and max(counts) > 2) or max(by_position, default=0) >= k:
+        raise UserError(
+            f"--url: {server.url} counted {steps} verification steps with up to {max(by_position, default=-1) + 1} "
+            f"accepted tokens, but --num-speculative-tokens is {k}. Pass the server without a draft first, and the "
+            "number of tokens that the others draft."
+        )
+    is_sglang = server.engine == "sglang"  # counts steps only
+    accepted = [sum(counts) - len(counts) - steps] if is_sglang else [by_position[place] for place in range(k)]
+    return timed_run(whole_s, streamed, steps, accepted)
+
+
+Replay = Callable[[Method, Prompts, Sequence[Sequence[int]]], tuple[float, ...] | None]
+
+
+def replay_with(target: Path, drafts: Mapping[str, Path], *, dtype: str) -> Replay:
+    """Return a function that predicts a draft's accepted tokens per verification step, by position.
+
+    It replays an engine's greedy responses without a draft. It returns None if these are unknown, and for drafts that
+    are quantised, have a reduced vocabulary or another format.
+    """
+
+    @cache
+    def load(name: str) -> tuple[PreTrainedModel, OwnTokens | None] | None:
+        path = drafts.get(name)
+        if path is None or not list(path.glob("*.safetensors")):
+            return None
+        if {CONFIG_KEY, "quantization_config"} & read_config(path).keys():
+            return None
+        return load_model(path, dtype=dtype), own_tokens(target, path)
+
+    def predict(method: Method, prompts: Prompts, responses: Sequence[Sequence[int]]) -> tuple[float, ...] | None:
+        texts = [(prompt, ids) for prompt, ids in zip(prompts, responses, strict=False) if len(ids) > 1]
+        loaded = load(method.draft) if texts and method.kind == DRAFT else None
+        if loaded is None:
+            return None
+        model, own = loaded
+        k = method.num_speculative_tokens
+        counted = pooled([replay_text(model, (*prompt, ids[0]), ids[1:], k, own) for prompt, ids in texts])
+        return tuple(count / counted.steps for count in counted.by_position or ())
+
+    return predict
+
+
+def serve_command_of(record: BenchmarkFile, method: Method) -> str:
+    """Return the command that serves the target by a method; for a draft the one of `certify --dry-run`."""
+    engine, settings, k = record.engine.split()[0], record.settings, method.num_speculative_tokens
+    target, name = str(settings["target_file"] or settings["target"]), method.draft
+    lookup = lookup_settings(engine, method, LookupFirst(settings["ngram_size_n"], settings["ngram_size_m"]))
+    sizes = [f"--spec-ngram-simple-{key.replace('_', '-')}={size}" for key, size in lookup.items()]
+    if method.kind == LOOKUP and engine == "vllm":
+        config = {"method": "ngram", "num_speculative_tokens": k, **lookup}
+        return shell(["vllm", "serve", target], ["--speculative-config", json.dumps(config)])
+    if method.kind == LOOKUP:
+        return shell(["llama-server", "-m", target], ["--spec-type", "ngram-simple", *sizes])
+    if name not in record.drafts:
+        return f"the server at {name}"
+    draft = dict(zip(record.drafts, settings["draft"], strict=True))[name]
+    if engine == "widedraft":
+        return shell(["widedraft", "serve", "--target", target, "--draft", draft, "--num-speculative-tokens", str(k)])
+    pair = Pair(draft=read_model(draft), target=read_model(target), num_speculative_tokens=k)
+    command = serve_command(cast("EngineName", engine), pair)
+    chain = shlex.join(["ngram-simple,draft-simple", *sizes])
+    return command.replace("draft-simple", chain) if method.kind == LOOKUP_FIRST else command
+
+
+def serve_lines(record: BenchmarkFile) -> str:
+    """Format the command that serves the fastest method of each concurrency, if it is faster than plain decoding."""
+    lines = []
+    for concurrency in record.prompts:
+        over_plain = [row for row in record.best if row.concurrency == concurrency and row.over == PLAIN]
+        best = max(over_plain, key=lambda row: row.speedup.value)
+        if decision(best.speedup.interval) == "faster":
+            method, speedup = method_of(best), times(best.speedup)
+            lines.append(f"Concurrency {concurrency}: {method.label}, k = {method.num_speculative_tokens}, {speedup}")
+            lines += [f"  {line}" for line in serve_command_of(record, method).splitlines()]
+        else:
+            lines.append(f"Concurrency {concurrency}: no method pays here; serve the target without a draft.")
+    return "\n".join(lines)

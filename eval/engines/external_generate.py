@@ -7,8 +7,11 @@ return only text are not supported: token ids cannot be recovered from text.
 
 import os
 import re
+import secrets
 import sys
+import time
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
@@ -36,6 +39,12 @@ if TYPE_CHECKING:
 
 TIMEOUT_S = 600.0  # per response
 MAX_RETRIES = 5  # per request, with growing delays
+LLAMA_CPP_SAMPLERS = ["penalties", "temperature", "top_k", "top_p", "min_p"]  # no others of the server's own
+BY_POSITION = "spec_decode_num_accepted_tokens_per_pos"
+COUNTERS = re.compile(  # of vLLM, llama.cpp and `widedraft serve`, and of SGLang
+    rf"^\w+:({BY_POSITION}|spec_decode_num_drafts|spec_verify_calls)_total(\{{.*\}})? (\S+)", re.MULTILINE
+)
+NEUTRAL = ("repetition_penalty", "presence_penalty", "frequency_penalty")  # unless their values are changed
 
 
 def sampling_fields(sampling: Sampling, *, no_top_k: int) -> dict[str, Any]:
@@ -99,7 +108,7 @@ class EngineServer:
                 "max_seq_len, eval.max_prompt_len or max_new_tokens."
             )
         owner = told.get("owned_by")
-        return cls(url, client, str(name), owner if owner in ("sglang", "llamacpp") else "vllm")
+        return cls(url, client, str(name), owner if owner in ("sglang", "llamacpp", "widedraft") else "vllm")
 
     def generate(self, prompt_ids: Sequence[int], seed: int, limits: Limits, sampling: Sampling) -> Decoded:
         """Generate one response.
@@ -155,7 +164,7 @@ class EngineServer:
             "seed": seed % 2**32,
             "return_tokens": True,
             "cache_prompt": False,
-            "samplers": ["penalties", "temperature", "top_k", "top_p", "min_p"],  # no others of the server's own
+            "samplers": LLAMA_CPP_SAMPLERS,
             "repeat_penalty": fields.pop("repetition_penalty"),
             "repeat_last_n": len(prompt_ids) + max_tokens,
             **fields,
@@ -166,6 +175,55 @@ class EngineServer:
         # It stops at the end tokens of its GGUF file, of which the target may have others.
         end = next((position for position, token in enumerate(ids) if token in stop_ids), None)
         return (ids, response["stop_type"] == "eos") if end is None else (ids[: end + 1], True)
+
+    def stream(
+        self, prompt_ids: Sequence[int], seed: int, max_tokens: int, sampling: Sampling, *, is_plain: bool
+    ) -> tuple[list[int], int, float, float]:
+        """Stream a response; no server takes the prompt from its prefix cache.
+
+        Returns:
+            Its token ids, if the server sends them; their number; seconds until the first and the last came.
+        """
+        own = sampling_fields(sampling, no_top_k=-1 if self.engine == "sglang" else 0)
+        salt = secrets.token_hex(16)
+        if self.engine == "llamacpp":
+            own |= {"cache_prompt": False, "samplers": LLAMA_CPP_SAMPLERS}
+        elif self.engine == "widedraft":  # rejects what it does not know
+            own = {name: value for name, value in own.items() if name not in NEUTRAL and value}
+            own |= {"temperature": sampling.temperature, "speculative": not is_plain}
+        else:
+            own |= {"return_token_ids": True, "cache_salt": salt, "extra_key": salt}
+        ids, num_tokens, times_s, start_s = [], 0, [], time.perf_counter()
+        with client_errors(self.url):
+            for chunk in self.client.completions.create(
+                model=self.model,
+                prompt=list(prompt_ids),
+                max_tokens=max_tokens,
+                seed=seed,
+                stream=True,
+                stream_options={"include_usage": True},
+                extra_body=own,
+            ):
+                if chunk.choices:
+                    times_s.append(time.perf_counter() - start_s)
+                    ids += getattr(chunk.choices[0], "token_ids", None) or []
+                if chunk.usage is not None:
+                    num_tokens = chunk.usage.completion_tokens
+        if not times_s or not num_tokens:
+            raise UserError(f"{self.url}: streamed no tokens, or no usage. Use vLLM, SGLang or llama.cpp.")
+        return ids, num_tokens, times_s[0], times_s[-1]
+
+    def counters(self) -> tuple[int, Counter[int]]:
+        """Return the server's counts of verification steps, and of accepted tokens by position (not SGLang)."""
+        with client_errors(f"{self.url}/metrics (llama-server --metrics, SGLang --enable-metrics)"):
+            page = self.client.with_options(base_url=self.url).get("/metrics", cast_to=str)
+        steps, accepted = 0, Counter[int]()
+        for name, labels, value in COUNTERS.findall(page):
+            if name == BY_POSITION:
+                accepted[int(labels.partition('position="')[2].partition('"')[0])] += round(float(value))
+            else:
+                steps += round(float(value))
+        return steps, accepted
 
 
 class Servers:

@@ -52,8 +52,8 @@ class ExternalEngine(Engine, Protocol):
         """Decode prompts of token ids at once, each with vLLM's sampling settings.
 
         Returns:
-            tokens of all responses; accepted, of the draft or prompt lookup; first_s, until the last prompt's first
-            token; ids of each response; the engine's counters.
+            ids of each response; first_s and last_s, seconds until the first and last token of each; accepted, of the
+            draft or prompt lookup, by position or only their sum; the engine's counters.
         """
         ...
 
@@ -156,13 +156,13 @@ class VllmEngine:
         self.longest_prompt = max(self.longest_prompt, *map(len, prompts))
         given = [{"prompt_token_ids": ids} for ids in prompts]
         outputs = self.engine.generate(given, [SamplingParams(**each) for each in sampling], use_tqdm=False)
-        ids = [list(output.outputs[0].token_ids) for output in outputs]
         counters = {name: increase(value, before.get(name)) for name, value in self.counters().items()}
+        stats = [output.metrics for output in outputs]
         return {
-            "tokens": sum(map(len, ids)),
-            "accepted": counters.get("accepted_tokens", 0),
-            "first_s": max(output.metrics.first_token_latency for output in outputs),
-            "ids": ids,
+            "ids": [list(output.outputs[0].token_ids) for output in outputs],
+            "accepted": counters.get("accepted_tokens_per_pos", []),
+            "first_s": [each.first_token_latency for each in stats],
+            "last_s": [each.first_token_latency + each.last_token_ts - each.first_token_ts for each in stats],
             "counters": counters,
         }
 
@@ -252,22 +252,23 @@ class LlamaServer:
     def complete(self, prompt: list[int], sampling: dict[str, Any]) -> dict[str, Any]:
         same = {name: sampling[name] for name in ("temperature", "top_p", "top_k", "min_p", "seed") if name in sampling}
         given = {"prompt": prompt, "n_predict": sampling["max_tokens"], **same}
-        cached = bool(self.request.get("as_served"))
-        return self.post("completion", {**given, "cache_prompt": cached, "return_tokens": True})
+        cached, start_s = bool(self.request.get("as_served")), time.perf_counter()
+        reply = self.post("completion", {**given, "cache_prompt": cached, "return_tokens": True})
+        return {**reply, "elapsed_s": time.perf_counter() - start_s}
 
     def decode_together(self, prompts: list[list[int]], sampling: list[dict[str, Any]]) -> dict[str, Any]:
         """See Engine."""
         with ThreadPoolExecutor(len(prompts)) as pool:
             replies = list(pool.map(self.complete, prompts, sampling))
-        timings, ids = [reply["timings"] for reply in replies], [reply["tokens"] for reply in replies]
+        timings = [reply["timings"] for reply in replies]
         self.longest_prompt = max(self.longest_prompt, *map(len, prompts))
         self.cached_tokens += sum(each.get("cache_n", 0) for each in timings)
         counters = {name: sum(each.get(name, 0) for each in timings) for name in ("draft_n", "draft_n_accepted")}
         return {
-            "tokens": sum(map(len, ids)),
-            "accepted": counters["draft_n_accepted"],
-            "first_s": max(each["prompt_ms"] for each in timings) / 1000 if len(prompts) == 1 else None,
-            "ids": ids,
+            "ids": [reply["tokens"] for reply in replies],
+            "accepted": [counters["draft_n_accepted"]],
+            "first_s": [reply["elapsed_s"] - reply["timings"]["predicted_ms"] / 1000 for reply in replies],
+            "last_s": [reply["elapsed_s"] for reply in replies],
             "counters": counters,
         }
 
@@ -365,11 +366,16 @@ class OpenVinoPipeline:
     def decode_together(self, prompts: list[list[int]], sampling: list[dict[str, Any]]) -> dict[str, Any]:
         """See Engine; one prompt."""
         [prompt], [settings] = prompts, sampling
+        start_s = time.perf_counter()
         output = self.generate(prompt, settings)
+        elapsed_s = time.perf_counter() - start_s
+        accepted = [tokens - 1 for tokens in self.tokens_of_runs(output)[1:]]
+        positions = range(self.request["num_speculative_tokens"])
         return {
-            "tokens": len(output.tokens[0]),
-            "accepted": sum(tokens - 1 for tokens in self.tokens_of_runs(output)[1:]),
-            "first_s": output.perf_metrics.get_ttft().mean / 1000,
+            "ids": [list(output.tokens[0])],
+            "accepted": [sum(each > position for each in accepted) for position in positions],
+            "first_s": [output.perf_metrics.get_ttft().mean / 1000],
+            "last_s": [elapsed_s],
         }
 
     def prompt_ids(self, messages: list[dict[str, str]]) -> list[int]:

@@ -5,6 +5,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from eval.benchmark import DRAFT, BenchmarkFile, MethodRow
 from eval.intervals import Estimate
 from eval.scorecard_schema import (
     AcceptanceRow,
@@ -15,6 +16,7 @@ from eval.scorecard_schema import (
     Hardware,
     Live,
     Mean,
+    ModelIdentity,
     Percentile,
     Position,
     Prompts,
@@ -233,3 +235,34 @@ def scorecard(rows, steps, speedups, *, live=None, scored=6, **changes):
         ),
     }
     return Scorecard(**{**found, **changes})
+
+
+def engine_benchmark(target: str, draft: str, *, engine: str = "vllm 0.32.0") -> BenchmarkFile:
+    """Of a draft next to a local directory of its name, 1.53 times as fast; target and draft are fingerprints."""
+    row = MethodRow(
+        method=DRAFT,
+        draft="draft /home/me/drafts/own",
+        num_speculative_tokens=3,
+        tokens=100,
+        tokens_per_s=61.2,
+        speedup=Estimate(1.53, (1.41, 1.66)),
+        decode_speedup=None,
+        ttft_ms=12.0,
+        tpot_ms=3.4,
+        acceptance_length=2.0,
+        accepted_by_position=(0.6, 0.3, 0.1),
+        step_ms=None,
+        concurrency=8,
+    )
+    return BenchmarkFile(
+        target=ModelIdentity("target", target, "bfloat16"),
+        drafts={"draft": ModelIdentity("own", draft, "bfloat16")},
+        settings={},
+        engine=engine,
+        prompts={8: 96},
+        rows=(row,),
+        best=(),
+        confidence=0.95,
+        threads=1,
+        provenance=Provenance.of_this_process(),
+    )

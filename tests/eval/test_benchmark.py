@@ -221,7 +221,7 @@ def run_benchmark(*words):
     ("more", "kinds"),
     [
         (("--assisted",), {ASSISTED}),
-        (("--batch-size", 2, "--ngram-size-n", 2), {LOOKUP_FIRST}),
+        (("--concurrency", 1, 2, "--ngram-size-n", 2), {LOOKUP_FIRST}),
         (("--temperature", 0.8, "--draft-p-min", 0.1), set()),
     ],
 )
@@ -231,7 +231,8 @@ def test_the_command_prints_and_writes(target_folder, noisy_folder, tmp_path, ca
     record = TypeAdapter(BenchmarkFile).validate_json(out.read_bytes())
     assert terminal(benchmark_page(record)) in capsys.readouterr().out
     assert {row.method for row in record.rows} == {PLAIN, DRAFT, LOOKUP} | kinds
-    assert record.prompts == 3
+    assert record.prompts == dict.fromkeys((1, 2) if LOOKUP_FIRST in kinds else (1,), 3)
+    assert {row.concurrency for row in record.rows} == set(record.prompts)
     assert record.target.fingerprint != record.drafts[NAME].fingerprint
     if "--temperature" not in more:
         assert len({row.tokens for row in record.rows}) == 1
@@ -241,7 +242,7 @@ def test_decoding_stops_at_the_precision(target_folder, tmp_path):
     out, words = tmp_path / "benchmark.json", (*FEW[2:], "--num-prompts", 14, "--precision", 0.99)
     assert run_benchmark("--target", target_folder, "--draft", target_folder, *words, "--out", out) == 0
     record = TypeAdapter(BenchmarkFile).validate_json(out.read_bytes())
-    assert (record.prompts, record.groups) == (12, 12)
+    assert record.prompts == {1: 12}
 
 
 def test_several_drafts_take_their_turns(target_folder, noisy_folder, tmp_path):
@@ -260,7 +261,7 @@ def test_several_drafts_take_their_turns(target_folder, noisy_folder, tmp_path):
     ("words", "flag"),
     [
         (("--num-speculative-tokens", 2, 2), "--num-speculative-tokens"),
-        (("--assisted", "--batch-size", 2), "--assisted"),
+        (("--assisted", "--concurrency", 2), "--assisted"),
         (("--precision", 0.1, "--repeats", 2), "--precision"),
         (("--contexts", 8), "--contexts"),
         (("--out", "."), "--out"),

@@ -17,7 +17,7 @@ from eval.prompts import Prompt
 from eval.recorded import read_recorded_traces, score_recording
 from eval.report import read_runs, write_page, write_report
 from eval.scorecard import score_drafts
-from eval.scorecard_schema import RuleRow
+from eval.scorecard_schema import RuleRow, write_record
 from eval.scorecard_tables import (
     between_runs,
     decoding,
@@ -29,7 +29,7 @@ from eval.scorecard_tables import (
     scored_drafts,
     summary,
 )
-from tests.eval.records import acceptance, latency, live, scorecard, speedup
+from tests.eval.records import acceptance, engine_benchmark, latency, live, scorecard, speedup
 from tests.eval.records import changed as with_values
 from tests.rejections import rejects
 
@@ -130,6 +130,24 @@ def test_the_difference_between_runs_is_the_one_within_a_scorecard(scored):
     [within] = differences({"noisy": noisy}).rows[:1]
     [between] = between_runs("tiny", "noisy", tiny, noisy)[:1]
     assert between[1:] == within[1:]
+
+
+def test_benchmarks_in_engines_come_first(scored, tmp_path):
+    run = Path(shutil.copytree(scored / "tiny", tmp_path / "tiny"))
+    target = read_runs([run])[0].card.target.fingerprint
+    (run / "draft").mkdir()
+    write_record(engine_benchmark(target, "d"), run / "draft" / "benchmark-vllm.json")
+    write_record(engine_benchmark("of a file", "d", engine=""), run / "benchmark.json")  # our own loop
+    with rejects("benchmark.json"):
+        read_runs([run])
+    write_record(engine_benchmark(target, "d", engine=""), run / "benchmark.json")
+    page = Page(write_report([run], tmp_path / "report.html"))
+    assert page.rows[0][:5] == ["engine", "concurrency", "method", "k", "tokens/s"]
+    assert page.rows[1] == [
+        *("vllm 0.32.0", "8", "draft /home/me/drafts/own", "3", "61.2", "1.53x [1.41, 1.66]"),
+        *("12", "3.4", "2.00: 0.60 0.30 0.10"),
+    ]
+    assert len([row for row in page.rows if "61.2" in row]) == 1
 
 
 def test_recorded_responses_have_a_report_without_speeds(recorded, tmp_path):

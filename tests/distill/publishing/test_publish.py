@@ -30,7 +30,9 @@ from eval.engines.certificate import (
     write_certificate,
 )
 from eval.report import read_run
+from eval.scorecard_schema import write_record
 from tests.distill.publishing.conftest import BASE, write_dry
+from tests.eval.records import engine_benchmark
 from tests.rejections import rejects
 
 
@@ -359,6 +361,30 @@ def test_a_certificate_of_other_models_is_refused(run, prints, tmp_path, role):
     write_certificate(tmp_path / "given", certificate(holds=True), **{**prints, role: "another"})
     with rejects(role):
         write_dry(run, tmp_path / "out", certificates=(tmp_path / "given",))
+
+
+@pytest.mark.parametrize("unscored", [True, False])
+def test_a_benchmark_in_an_engine_leads_the_card_without_local_paths(run, prints, tmp_path, unscored):
+    write_record(engine_benchmark(**prints), run / "benchmark-vllm.json")
+    if unscored:
+        shutil.rmtree(run / "eval")
+    write_dry(run, tmp_path / "out", unscored=unscored)
+    card = (tmp_path / "out" / "README.md").read_text()
+    own = "1.53x [1.41, 1.66]"
+    assert own in card
+    assert unscored or card.index(own) < card.index("acceptance rate")
+    assert unscored or own in (tmp_path / "out" / "report.html").read_text()
+    assert not [path for path in (tmp_path / "out").rglob("*.*") if b"/home/me" in path.read_bytes()]
+
+
+@pytest.mark.parametrize("role", ["target", "draft"])
+def test_a_benchmark_of_other_models_is_rejected(run, prints, tmp_path, role):
+    write_record(engine_benchmark(**{**prints, role: "another"}), run / "benchmark-vllm.json")
+    with rejects(role):
+        write_dry(run, tmp_path / "out")
+    if role == "draft":  # a GGUF file is none of the published forms
+        write_record(engine_benchmark(**{**prints, role: "another"}, engine="llama.cpp 1"), run / "benchmark-vllm.json")
+        write_dry(run, tmp_path / "out")
 
 
 HOSTILE = (

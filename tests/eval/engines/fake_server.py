@@ -48,6 +48,7 @@ class FakeServer:
         max_requests: After these it breaks connections off.
         statuses: HTTP statuses of the first requests for responses.
         temperature: At which it draws, whatever is requested.
+        k: Draft tokens per verification step, all accepted; 0 without a draft.
         requests: Bodies of all requests for responses.
         keys: Their Authorization headers.
     """
@@ -61,15 +62,56 @@ class FakeServer:
     temperature: float | None = None
     max_model_len: int = 2048
     models: tuple[str, ...] = ("tiny",)
+    k: int = 0
+    steps: int = 0
     requests: list[dict[str, Any]] = field(default_factory=list)
     keys: set[str | None] = field(default_factory=set)
     url: str = ""
 
     def __post_init__(self) -> None:
-        self.lock = threading.Lock()
+        self.lock, self.accepted = threading.Lock(), [0] * self.k
         loaded(self.folder)  # models are loaded by one thread at a time
 
-    def respond(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+    def page(self, path: str) -> dict[str, Any] | bytes | None:
+        if path == "/metrics":
+            return self.metrics().encode()
+        model = {"object": "model", "created": 0, "owned_by": self.kind, "max_model_len": self.max_model_len}
+        is_models = path == "/v1/models"
+        return {"object": "list", "data": [{"id": name, **model} for name in self.models]} if is_models else None
+
+    def stream(self, path: str, body: dict[str, Any]) -> bytes:
+        """Events of a completion: its tokens, then their number."""
+        assert path == "/v1/completions"
+        with self.lock:
+            self.requests.append(body)
+            how = Limits(body["max_tokens"]), Sampling(body["temperature"]), body["seed"]
+            ids, _ = decoded_text(self.folder, tuple(body["prompt"]), *how)
+        with self.lock:
+            for left in range(len(ids) - 1, 0, -self.k - 1) if self.k else ():
+                self.accepted = [count + (position + 1 < left) for position, count in enumerate(self.accepted)]
+                self.steps += 1
+        head = {"id": "1", "object": "text_completion", "created": 0, "model": "tiny"}
+        has_ids = body.get("return_token_ids", False)
+        choices = [
+            {"index": 0, "text": "", "finish_reason": None, **({"token_ids": [token]} if has_ids else {})}
+            for token in ids
+        ]
+        usage = {"prompt_tokens": len(body["prompt"]), "completion_tokens": len(ids), "total_tokens": 0}
+        chunks = [*({**head, "choices": [choice]} for choice in choices), {**head, "choices": [], "usage": usage}]
+        return "".join(f"data: {chunk}\n\n" for chunk in [*map(json.dumps, chunks), "[DONE]"]).encode()
+
+    def metrics(self) -> str:
+        if self.kind == "sglang":
+            return f'sglang:spec_verify_calls_total{{model_name="tiny"}} {self.steps}.0\n' if self.k else ""
+        name = f"{self.kind}:spec_decode_num"
+        lines = [f"# TYPE {name}_drafts_total counter", f'{name}_drafts_total{{engine="0"}} {self.steps}.0']
+        for position, count in enumerate(self.accepted):
+            lines.append(f'{name}_accepted_tokens_per_pos_total{{engine="0",position="{position}"}} {count}.0')
+        return "".join(f"{line}\n" for line in lines) if self.k else ""
+
+    def respond(self, path: str, body: dict[str, Any]) -> dict[str, Any] | bytes:
+        if body.get("stream"):
+            return self.stream(path, body)
         assert path == PATHS[self.kind]
         settings = body["sampling_params"] if self.kind == "sglang" else body
         with self.lock:
@@ -110,11 +152,8 @@ def served(server: FakeServer) -> Iterator[FakeServer]:
         protocol_version = "HTTP/1.1"
 
         def do_GET(self) -> None:
-            model = {"object": "model", "created": 0, "owned_by": server.kind, "max_model_len": server.max_model_len}
-            is_models = self.path == "/v1/models"
-            self.send(
-                {"object": "list", "data": [{"id": name, **model} for name in server.models]}, 404 - 204 * is_models
-            )
+            page = server.page(self.path)
+            self.send(page, 404 if page is None else 200)
 
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -129,9 +168,10 @@ def served(server: FakeServer) -> Iterator[FakeServer]:
                 self.connection.close()
 
         def send(self, page: Any, status: int = 200) -> None:
-            content = json.dumps(page).encode()
+            content = page if isinstance(page, bytes) else json.dumps(page).encode()
             self.send_response(status)
-            self.send_header("Content-Type", "application/json")
+            is_text = isinstance(page, bytes)
+            self.send_header("Content-Type", "text/event-stream" if is_text else "application/json")
             self.send_header("Content-Length", str(len(content)))
             self.end_headers()
             self.wfile.write(content)

@@ -3,14 +3,24 @@
 import json
 import subprocess
 import sys
+from itertools import product
 
 import pytest
+import torch
 from pydantic import TypeAdapter
 
 import widedraft
-from eval.benchmark import DRAFT, LOOKUP, LOOKUP_FIRST, PLAIN, BenchmarkFile
+from architectures.compatibility import Pair, read_model, serve_command
+from architectures.gguf_export import export_gguf
+from eval.benchmark import DRAFT, LOOKUP, LOOKUP_FIRST, PLAIN, BenchmarkFile, Method
+from eval.chat import render_prompt
+from eval.decoding.sampling import Limits
+from eval.decoding.speculative import plain_decode
 from eval.engines import engine_speed, worker_process
 from eval.engines.worker_process import WORKER
+from eval.pair import load_pair, prompts_of
+from tests.eval.engines.fake_server import FakeServer, served
+from tests.eval.test_http_server import served as served_here
 
 STAND_IN = """
 import json, sys
@@ -20,22 +30,26 @@ print(json.dumps({"version": "0.1"}), flush=True)
 for line in sys.stdin:
     asked = json.loads(line)
     print(json.dumps({"engine": engine, "opened": opened, "asked": asked}), file=log, flush=True)
-    seconds = 1.0 if opened["draft"] else 1.5 if opened["lookup"] else 2.0
-    accepted = 4 * len(asked["prompts"]) if opened["draft"] or opened["lookup"] else 0
-    first_s = 0.5 if len(asked["prompts"]) == 1 else None
-    print(json.dumps({"tokens": 9 * len(asked["prompts"]), "accepted": accepted, "first_s": first_s,
+    count, k = len(asked["prompts"]), opened["num_speculative_tokens"]
+    seconds = DRAFTED_S if opened["draft"] else 1.5 if opened["lookup"] else 2.0
+    accepted = ([3 * count, count] + [0] * k)[:k]
+    responses = [RESPONSE] * (count - 1) + [RESPONSE if count == 1 else RESPONSE[:5]]
+    print(json.dumps({"responses": responses, "accepted": [sum(accepted)] if engine == "llama.cpp" else accepted,
+                      "first_s": [0.1] * (count - 1) + [0.2], "last_s": [seconds - 0.1] * count,
                       "elapsed_s": seconds}), flush=True)
 """
+RESPONSE = [40, 41, 42, 43, 44, 45, 46, 47, 48]
 
 
 @pytest.fixture
 def benchmarked(tmp_path, monkeypatch, target_folder):
     """benchmarked(engine, drafts, flags): what the command writes, and every message of the engine's log."""
 
-    def run(engine, *drafts, flags=()):
+    def run(engine, *drafts, flags=(), response=RESPONSE, drafted_s=1.0):
         log, out = tmp_path / "log", tmp_path / "out.json"
         script = tmp_path / "worker.py"
-        script.write_text(STAND_IN.replace("LOG", repr(str(log))))
+        given = STAND_IN.replace("LOG", repr(str(log))).replace("DRAFTED_S", str(drafted_s))
+        script.write_text(f"RESPONSE = {response}\n{given}")
         monkeypatch.setattr(worker_process, "WORKER", script)
         words = ["benchmark", "--engine", engine, "--python", sys.executable, "--target", target_folder, "--draft"]
         common = ["--num-prompts", 8, "--max-new-tokens", 9, "--dtype", "float32", "--out", out]
@@ -53,8 +67,12 @@ def test_vllm_decodes_plainly_with_each_draft_and_with_prompt_lookup(benchmarked
     plain, draft, lookup = record.rows
     assert (plain.tokens_per_s, draft.speedup.value, lookup.speedup.value) == (4.5, 2.0, pytest.approx(4 / 3))
     assert draft.decode_speedup is not None
-    assert draft.decode_speedup.value == 3.0  # 1.5 s of 9 tokens after the first, 0.5 s with the draft
-    assert (plain.acceptance_length, draft.acceptance_length) == (None, 2.0)  # 8 tokens in 4 steps, 4 accepted
+    assert draft.decode_speedup.value == pytest.approx(1.8 / 0.8)  # without the 0.2 s to the first token
+    assert (plain.ttft_ms, draft.ttft_ms) == (200, 200)
+    assert plain.tpot_ms == pytest.approx(1700 / 8)  # from 0.2 to 1.9 s
+    assert draft.tpot_ms == pytest.approx(700 / 8)
+    assert (plain.acceptance_length, plain.accepted_by_position) == (None, None)
+    assert (draft.acceptance_length, draft.accepted_by_position) == (2.0, (0.75, 0.25, 0.0))  # of 4 steps
     opened = {json.dumps(each["opened"], sort_keys=True): each["opened"] for each in messages}.values()
     assert sorted((each["draft"] or "", sorted(each["lookup"])) for each in opened) == [
         ("", []),
@@ -66,7 +84,7 @@ def test_vllm_decodes_plainly_with_each_draft_and_with_prompt_lookup(benchmarked
 
 
 def test_a_seed_belongs_to_a_prompt_and_sampling_reaches_the_engine(benchmarked, noisy_folder):
-    flags = ("--temperature", 0.8, "--top-p", 0.95, "--batch-size", 2, "--num-speculative-tokens", 1, 2)
+    flags = ("--temperature", 0.8, "--top-p", 0.95, "--concurrency", 2, "--num-speculative-tokens", 1, 2)
     record, messages = benchmarked("vllm", noisy_folder, flags=flags)
     seeds = {}
     for each in messages:
@@ -75,14 +93,90 @@ def test_a_seed_belongs_to_a_prompt_and_sampling_reaches_the_engine(benchmarked,
             assert (sampling["temperature"], sampling["top_p"], sampling["max_tokens"]) == (0.8, 0.95, 9)
     assert all(len(each) == 1 for each in seeds.values())
     assert len(set.union(*seeds.values())) == 8
-    assert record.groups == 4
-    assert [row.decode_speedup for row in record.rows] == [None] * 5  # the first token is not known for each row
+    assert record.prompts == {2: 8}
+    assert [row.replayed_by_position for row in record.rows] == [None] * 5  # replay is of greedy responses
 
 
-def test_llama_cpp_takes_files_and_prompt_lookup_in_front_of_a_draft(benchmarked, tmp_path):
+def test_every_concurrency_has_its_own_plain_decoding_and_intervals(benchmarked, noisy_folder):
+    record, messages = benchmarked("vllm", noisy_folder, flags=("--concurrency", 1, 2, "--num-prompts", 12))
+    assert [(row.concurrency, row.method) for row in record.rows] == [*product((1, 2), (PLAIN, DRAFT, LOOKUP))]
+    assert record.prompts == {1: 12, 2: 12}
+    assert [row.tokens for row in record.rows] == [12 * 9] * 3 + [6 * 14] * 3
+    assert [row.tokens_per_s for row in record.rows if row.method == PLAIN] == [4.5, 7.0]
+    assert [row.speedup.value for row in record.rows if row.method == DRAFT] == [2.0, 2.0]
+    assert all(row.speedup.interval for row in record.rows)
+    assert [row.concurrency for row in record.best if row.over == PLAIN and row.method == DRAFT] == [1, 2]
+    assert {each["opened"]["batch_size"] for each in messages} == {2}
+    [two] = [row for row in record.rows if (row.concurrency, row.method) == (2, DRAFT)]
+    assert two.acceptance_length == 3.0  # 14 tokens, 2 of prefill, 8 accepted: 4 steps
+    assert two.decode_speedup is not None
+    assert two.decode_speedup.value == pytest.approx(1.8 / 0.8)  # until both have their first token
+    assert two.ttft_ms == pytest.approx(150)
+    assert two.tpot_ms == pytest.approx((800 / 8 + 700 / 4) / 2)
+
+
+def accepted_by_position(model, prompt, response, k):
+    """Accepted tokens by position, and verification steps, of decoding with one model call per token."""
+    counts, steps, done = [0] * k, 0, 1
+    while done < len(response):
+        accepted = 0
+        while accepted < min(k, len(response) - done - 1):
+            ids = torch.tensor([[*prompt, *response[: done + accepted]]])
+            if int(model(ids).logits[0, -1].argmax()) != response[done + accepted]:
+                break
+            counts[accepted] += 1
+            accepted += 1
+        done, steps = done + accepted + 1, steps + 1
+    return counts, steps
+
+
+def test_replay_reads_the_greedy_responses_without_a_draft(
+    benchmarked, noisy_folder, noisy_draft, target, target_tokenizer
+):
+    [prompt] = prompts_of((), 1)
+    [text] = plain_decode(target, [render_prompt(target_tokenizer, prompt)], limits=Limits(9))
+    record, messages = benchmarked("vllm", noisy_folder, response=list(text.token_ids))
+    asked = {tuple(each["asked"]["prompts"][0]) for each in messages}
+    found = [accepted_by_position(noisy_draft, prompt, text.token_ids, 3) for prompt in asked]
+    steps, counts = sum(each for _, each in found), [sum(each) for each in zip(*(c for c, _ in found), strict=True)]
+    assert sum(counts) > 0
+    plain, draft, lookup = record.rows
+    assert draft.replayed_by_position == pytest.approx([count / steps for count in counts])
+    assert plain.replayed_by_position is lookup.replayed_by_position is None
+
+
+def test_the_serving_command_of_the_fastest_method_is_printed_if_it_pays(benchmarked, noisy_folder, capsys):
+    benchmarked("vllm", noisy_folder)
+    out = capsys.readouterr().out
+    pair = Pair(draft=read_model(str(noisy_folder)), target=read_model(out.split("vllm serve ")[1].split()[0]))
+    assert all(line.strip() in out for line in serve_command("vllm", pair).splitlines())
+    benchmarked("vllm", noisy_folder, drafted_s=1.8)
+    out = capsys.readouterr().out
+    assert '"method": "ngram", "num_speculative_tokens": 3' in out  # 1.5 s
+    assert str(noisy_folder) not in out.split("ngram")[-1]
+
+
+@pytest.mark.parametrize(("drafted_s", "pays"), [(1.0, True), (2.0, False), (3.0, False)])
+def test_no_command_is_printed_if_nothing_pays(benchmarked, noisy_folder, capsys, monkeypatch, drafted_s, pays):
+    monkeypatch.setattr(engine_speed, "methods_of", lambda _setup, _ks: [Method(PLAIN), Method(DRAFT, 3, "draft")])
+    benchmarked("vllm", noisy_folder, drafted_s=drafted_s)
+    assert ("vllm serve" in capsys.readouterr().out) == pays
+
+
+def test_decoding_stops_at_the_default_precision(benchmarked, noisy_folder):
+    record, _ = benchmarked("vllm", noisy_folder, flags=("--num-prompts", 20))
+    assert record.prompts == {1: 12}
+    record, _ = benchmarked("vllm", noisy_folder, flags=("--num-prompts", 20, "--repeats", 1))
+    assert record.prompts == {1: 20}
+
+
+def test_llama_cpp_takes_files_and_prompt_lookup_in_front_of_a_draft(
+    benchmarked, make_checkpoint, with_merges, tmp_path
+):
+    folder = with_merges(make_checkpoint(num_hidden_layers=1))
     files = [tmp_path / name for name in ("target.gguf", "a.gguf", "b.gguf")]
     for path in files:
-        path.write_bytes(path.name.encode())
+        export_gguf(folder, path, "f16", name="tiny")
     flags = ("--target-file", files[0], "--ngram-size-n", 4, "--ngram-size-m", 7)
     record, messages = benchmarked("llama.cpp", *files[1:], flags=flags)
     assert {(row.method, row.draft) for row in record.rows} == {
@@ -93,6 +187,17 @@ def test_llama_cpp_takes_files_and_prompt_lookup_in_front_of_a_draft(benchmarked
     assert {each["opened"]["target"] for each in messages} == {str(files[0])}
     lookups = {(each["opened"]["draft"] is None, *each["opened"]["lookup"].values()) for each in messages}
     assert lookups == {(True,), (True, 3, 3), (False,), (False, 4, 7)}
+    assert [row.accepted_by_position for row in record.rows] == [None] * 6  # llama.cpp reports their sum
+    assert [row.acceptance_length for row in record.rows] == [None] + [2.0] * 5
+    method = Method(LOOKUP_FIRST, 3, f"draft {files[1]}")
+    command = engine_speed.serve_command_of(record, method).split()
+    assert command[command.index("--spec-type") + 1 :][:3] == [
+        "ngram-simple,draft-simple",
+        "--spec-ngram-simple-size-n=4",
+        "--spec-ngram-simple-size-m=7",
+    ]
+    assert command[command.index("-md") + 1] == str(files[1])
+    assert "--spec-ngram-simple-size-m=3" in engine_speed.serve_command_of(record, Method(LOOKUP, 3))
 
 
 def test_targets_that_do_not_fit_into_memory_are_rejected(target_folder, noisy_folder, monkeypatch, capsys):
@@ -111,11 +216,20 @@ def test_targets_that_do_not_fit_into_memory_are_rejected(target_folder, noisy_f
         (("--engine", "vllm", "--python", sys.executable, "--target-file", "x.gguf"), "--target-file"),
         (("--engine", "llama.cpp", "--python", sys.executable), "--target-file"),
         (("--engine", "vllm", "--python", sys.executable, "--ngram-size-n", 3), "--ngram-size-n"),
-        (("--engine", "openvino", "--python", sys.executable, "--target-file", ".", "--batch-size", 2), "--batch-size"),
+        (
+            ("--engine", "openvino", "--python", sys.executable, "--target-file", ".", "--concurrency", 2),
+            "--concurrency",
+        ),
         (("--engine", "llama.cpp", "--python", sys.executable, "--target-file", "."), "--draft"),  # no file
         (("--engine", "vllm", "--python", "no/python"), "--python"),
         (("--engine", "openvino", "--python", sys.executable, "--target-file", "no/dir"), "--target-file"),
         (("--engine", "vllm", "--grid"), "--engine"),
+        (("--url", "http://localhost:1"), "--url"),  # no server with a draft
+        (("--url", *["http://localhost:1"] * 3), "--url"),  # two with a draft, but one draft
+        (("--url", *["http://localhost:1"] * 2, "--num-speculative-tokens", 1, 2), "--num-speculative-tokens"),
+        (("--url", *["http://localhost:1"] * 2, "--engine", "vllm"), "--engine"),
+        (("--url", *["http://localhost:1"] * 2, "--draft-p-min", 0.5), "--draft-p-min"),
+        (("--url", *["http://localhost:1"] * 2, "--grid"), "--url"),
     ],
 )
 def test_what_an_engine_does_not_take_is_rejected(target_folder, noisy_folder, capsys, words, named):
@@ -148,3 +262,71 @@ def test_the_worker_times_the_prompts_of_each_line_and_keeps_prints_apart():
     assert opened == {"version": "7"}
     assert (decoded["tokens"], decoded["draft"]) == (2, "D")
     assert decoded["elapsed_s"] >= 0
+
+
+# Running servers
+
+
+@pytest.fixture
+def benchmarked_at(tmp_path, target_folder):
+    """benchmarked_at(urls, flags): what the command writes about running servers."""
+
+    def run(*urls, flags=()):
+        out = tmp_path / "out.json"
+        words = ["benchmark", "--target", target_folder, "--url", *urls, "--num-prompts", 6, "--max-new-tokens", 9]
+        assert widedraft.main([*map(str, (*words, "--dtype", "float32", "--out", out, *flags))]) == 0
+        return TypeAdapter(BenchmarkFile).validate_json(out.read_text())
+
+    return run
+
+
+@pytest.mark.parametrize("kind", ["vllm", "sglang", "llamacpp"])
+def test_servers_are_streamed_and_count(benchmarked_at, target_folder, noisy_folder, capsys, kind):
+    with served(FakeServer(target_folder, kind)) as plain, served(FakeServer(target_folder, kind, k=2)) as drafted:
+        flags = ("--draft", noisy_folder, "--num-speculative-tokens", 2, "--concurrency", 1, 2)
+        record = benchmarked_at(plain.url, drafted.url, flags=flags)
+    assert record.engine == {"llamacpp": "llama.cpp"}.get(kind, kind) + " server"
+    assert [(row.concurrency, row.method) for row in record.rows] == [*product((1, 2), (PLAIN, DRAFT))]
+    first, second = record.rows[:2]
+    assert first.tokens == second.tokens
+    assert len(plain.requests) == len(drafted.requests) == 6 + 1 + 6 + 2  # and a group to warm up
+    assert first.tokens == 6 * 9
+    assert second.acceptance_length == pytest.approx(8 / 3)  # of 3 steps for the 8 tokens after the first
+    shares = pytest.approx((3 / 3, 2 / 3))
+    assert second.accepted_by_position == (None if kind == "sglang" else shares)
+    assert (second.replayed_by_position is None) == (kind == "llamacpp")  # which streams text only
+    assert all(row.ttft_ms > 0 and row.tpot_ms >= 0 for row in record.rows)
+    for request in (*plain.requests, *drafted.requests):
+        assert (request["temperature"], request["max_tokens"], request["repetition_penalty"]) == (0, 9, 1)
+    caches = [request.get("cache_salt", request.get("cache_prompt")) for request in drafted.requests]
+    assert caches == [False] * 15 if kind == "llamacpp" else len(set(caches)) == 15
+
+
+def test_widedrafts_own_server_decodes_with_and_without_its_draft(
+    benchmarked_at, target_folder, noisy_folder, tmp_path
+):
+    pair = load_pair(str(target_folder), str(noisy_folder), dtype="float32")
+    with served_here(pair) as server:
+        url = str(server.client.base_url).removesuffix("/v1/")
+        flags = ("--draft", noisy_folder, "--num-speculative-tokens", 3, "--temperature", 0.7, "--top-k", 8)
+        sampled = benchmarked_at(url, url, flags=flags)
+        greedy = benchmarked_at(url, url, flags=flags[:4])
+    assert sampled.rows[1].acceptance_length is not None
+    plain, drafted = greedy.rows
+    assert (plain.tokens, plain.acceptance_length, greedy.engine) == (drafted.tokens, None, "widedraft server")
+    assert drafted.accepted_by_position is not None
+    assert drafted.acceptance_length == pytest.approx(1 + sum(drafted.accepted_by_position))
+    own = tmp_path / "own.json"
+    words = (*flags[:4], "--target", target_folder, "--num-prompts", 6, "--max-new-tokens", 9, "--dtype", "float32")
+    assert widedraft.main([*map(str, ("benchmark", *words, "--out", own))]) == 0
+    [loop] = [row for row in TypeAdapter(BenchmarkFile).validate_json(own.read_text()).rows if row.method == DRAFT]
+    assert drafted.accepted_by_position == pytest.approx(loop.accepted_by_position)
+
+
+@pytest.mark.parametrize(("plain_k", "k"), [(2, 0), (0, 3)])
+def test_servers_in_the_wrong_order_or_with_another_k_are_rejected(target_folder, capsys, plain_k, k):
+    with served(FakeServer(target_folder, k=plain_k)) as plain, served(FakeServer(target_folder, k=k)) as drafted:
+        words = ("--url", plain.url, drafted.url, "--target", target_folder, "--num-speculative-tokens", 2)
+        more = ("--num-prompts", 2, "--max-new-tokens", 9, "--dtype", "float32")
+        assert widedraft.main([*map(str, ("benchmark", *words, *more))]) == 2
+    assert "--num-speculative-tokens" in capsys.readouterr().err
