@@ -23,7 +23,7 @@ from transformers import PreTrainedModel
 from architectures.compatibility import EngineName, Pair, read_model, serve_command, shell
 from architectures.errors import UserError
 from architectures.files import format_bytes
-from architectures.hub import read_config, resolve_checkpoint
+from architectures.hub import is_gguf, read_config, resolve_checkpoint
 from architectures.manifest import fingerprint_checkpoint, fingerprint_folder, sha256_of_file
 from architectures.vocabulary import CONFIG_KEY
 from eval.benchmark import (
@@ -108,7 +108,8 @@ def engine_files(
         UserError: If the engine does not load one of them.
     """
     if engine is None:  # servers have loaded them
-        return {name: resolve_checkpoint(word) for name, word in drafts.items()}, frozenset()
+        paths = {name: Path(word) if is_gguf(word) else resolve_checkpoint(word) for name, word in drafts.items()}
+        return paths, frozenset()
     if engine != "vllm":
         paths = {name: Path(word) for name, word in drafts.items()}
         for path in paths.values():
@@ -217,13 +218,11 @@ def decode(worker: WorkerProcess, setup: EngineSetup, prompts: Prompts, row_seed
     return timed_run(reply["elapsed_s"], each, steps, accepted)
 
 
-def timed_run(
-    whole_s: float,
-    streamed: Iterable[tuple[Sequence[int], int, float, float]],
-    steps: int,
-    accepted: Sequence[int],
-) -> TimedRun:
-    """Return the figures of responses decoded at once: ids, number of tokens, seconds to the first and last of each."""
+Streamed = tuple[Sequence[int], int, float, float]  # ids, number of tokens, seconds to the first and the last
+
+
+def timed_run(whole_s: float, streamed: Iterable[Streamed], steps: int, accepted: Sequence[int]) -> TimedRun:
+    """Return the figures of responses decoded at once, with their accepted tokens by position or only their sum."""
     responses, counts, first_s, last_s = zip(*streamed, strict=True)
     per_token = zip(counts, first_s, last_s, strict=True)
     return TimedRun(
@@ -321,12 +320,13 @@ def serve_lines(record: BenchmarkFile) -> str:
     """Format the command that serves the fastest method of each concurrency, if it is faster than plain decoding."""
     lines = []
     for concurrency in record.prompts:
-        over_plain = [row for row in record.best if row.concurrency == concurrency and row.over == PLAIN]
-        best = max(over_plain, key=lambda row: row.speedup.value)
-        if decision(best.speedup.interval) == "faster":
-            method, speedup = method_of(best), times(best.speedup)
-            lines.append(f"Concurrency {concurrency}: {method.label}, k = {method.num_speculative_tokens}, {speedup}")
-            lines += [f"  {line}" for line in serve_command_of(record, method).splitlines()]
-        else:
+        over_plain = [row for row in record.best if (row.concurrency, row.over) == (concurrency, PLAIN)]
+        faster = [row for row in over_plain if decision(row.speedup.interval) == "faster"]
+        if not faster:
             lines.append(f"Concurrency {concurrency}: no method pays here; serve the target without a draft.")
+            continue
+        best = max(faster, key=lambda row: row.speedup.value)
+        method, speedup = method_of(best), times(best.speedup)
+        lines.append(f"Concurrency {concurrency}: {method.label}, k = {method.num_speculative_tokens}, {speedup}")
+        lines += [f"  {line}" for line in serve_command_of(record, method).splitlines()]
     return "\n".join(lines)

@@ -3,7 +3,11 @@
 import json
 import subprocess
 import sys
+import threading
+import time
+from dataclasses import replace
 from itertools import product
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,8 +20,9 @@ from eval.benchmark import DRAFT, LOOKUP, LOOKUP_FIRST, PLAIN, BenchmarkFile, Me
 from eval.chat import render_prompt
 from eval.decoding.sampling import Limits
 from eval.decoding.speculative import plain_decode
-from eval.engines import engine_speed, worker_process
+from eval.engines import engine_speed, worker, worker_process
 from eval.engines.worker_process import WORKER
+from eval.intervals import Estimate
 from eval.pair import load_pair, prompts_of
 from tests.eval.engines.fake_server import FakeServer, served
 from tests.eval.test_http_server import served as served_here
@@ -262,6 +267,93 @@ def test_the_worker_times_the_prompts_of_each_line_and_keeps_prints_apart():
     assert opened == {"version": "7"}
     assert (decoded["tokens"], decoded["draft"]) == (2, "D")
     assert decoded["elapsed_s"] >= 0
+
+
+def test_vllms_statistics_and_counters_are_those_of_one_call(monkeypatch):
+    by_position = [5, 3]  # before
+
+    class FakeLLM:
+        def __init__(self, _target, **settings):
+            self.settings = settings
+
+        def generate(self, prompts, params, *, use_tqdm):
+            assert [each["prompt_token_ids"] for each in prompts] == [[1], [2, 3]]
+            assert [each["seed"] for each in params] == [7, 8]
+            by_position[:] = [9, 4]
+            stats = [
+                SimpleNamespace(first_token_latency=t, first_token_ts=100.0, last_token_ts=100.5) for t in (0.1, 0.3)
+            ]
+            texts = [SimpleNamespace(token_ids=ids) for ids in ([4, 5, 6], [7])]
+            return [SimpleNamespace(outputs=[text], metrics=each) for text, each in zip(texts, stats, strict=True)]
+
+        def get_metrics(self):
+            own = SimpleNamespace(name="vllm:spec_decode_num_accepted_tokens_per_pos", values=by_position)
+            return [own, SimpleNamespace(name="vllm:generation_tokens", value=9)]
+
+    on_cpus = SimpleNamespace(current_platform=SimpleNamespace(is_cpu=lambda: True))
+    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(LLM=FakeLLM, SamplingParams=dict))
+    monkeypatch.setitem(sys.modules, "vllm.platforms", on_cpus)
+    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "1")
+    request = {"target": "T", "draft": "D", "dtype": "float32", "max_model_len": 64, "num_speculative_tokens": 2}
+    engine = worker.VllmEngine({**request, "batch_size": 2, "draft_settings": {"x": 1}, "engine_settings": {}}, "D")
+    assert engine.engine.settings["max_num_seqs"] == 2
+    assert engine.engine.settings["enable_prefix_caching"] is False
+    assert engine.engine.settings["speculative_config"] == {
+        "method": "draft_model",
+        "model": "D",
+        "num_speculative_tokens": 2,
+        "x": 1,
+    }
+    assert engine.decode_together([[1], [2, 3]], [{"seed": 7}, {"seed": 8}]) == {
+        "responses": [[4, 5, 6], [7]],
+        "accepted": [4, 1],
+        "first_s": [0.1, 0.3],
+        "last_s": [pytest.approx(0.6), pytest.approx(0.8)],
+    }
+
+
+def test_llama_cpp_requests_are_sent_at_once_and_timed_to_their_first_token():
+    together = threading.Barrier(2, timeout=20)
+
+    def post(path, body):
+        together.wait()
+        time.sleep(0.06)
+        assert (path, body["cache_prompt"], body["n_predict"]) == ("completion", False, 9)
+        return {
+            "tokens": [*body["prompt"], 1],
+            "timings": {"predicted_ms": 20.0, "draft_n_accepted": len(body["prompt"])},
+        }
+
+    server = worker.LlamaServer.__new__(worker.LlamaServer)
+    server.post = post
+    decoded = server.decode_together([[5], [6, 7]], [{"max_tokens": 9, "temperature": 0}] * 2)
+    assert (decoded["responses"], decoded["accepted"]) == ([[5, 1], [6, 7, 1]], [3])
+    spans = [last - first for first, last in zip(decoded["first_s"], decoded["last_s"], strict=True)]
+    assert spans == pytest.approx([0.02, 0.02])
+    assert min(decoded["first_s"]) >= 0.04
+
+
+def test_openvinos_runs_of_the_target_give_positions():
+    ttft = SimpleNamespace(get_ttft=lambda: SimpleNamespace(mean=250.0))
+    raw = SimpleNamespace(m_batch_sizes=[6, 3, 1, 2])  # the prompt's, then accepted tokens and one more
+    metrics = SimpleNamespace(main_model_metrics=SimpleNamespace(raw_metrics=raw))
+    output = SimpleNamespace(tokens=[[1, 2, 3]], perf_metrics=ttft, extended_perf_metrics=metrics)
+    pipeline = worker.OpenVinoPipeline.__new__(worker.OpenVinoPipeline)
+    pipeline.request, pipeline.has_draft = {"num_speculative_tokens": 3}, True
+    pipeline.generate = lambda *_: time.sleep(0.01) or output
+    decoded = pipeline.decode_together([[1]], [{}])
+    assert (decoded["responses"], decoded["accepted"], decoded["first_s"]) == ([[1, 2, 3]], [2, 1, 0], [0.25])
+    assert decoded["last_s"][0] >= 0.01
+
+
+def test_the_serving_command_is_of_the_fastest_method_that_is_decided(benchmarked, noisy_folder):
+    record, _ = benchmarked("vllm", noisy_folder)
+    rows = [row for row in record.best if row.over == PLAIN]
+    draft, lookup = sorted(rows, key=lambda row: row.method != DRAFT)
+    lucky = replace(draft, speedup=Estimate(9.0, (0.9, 90.0)))
+    lines = engine_speed.serve_lines(replace(record, best=(lucky, lookup), prompts={1: 8, 8: 8})).splitlines()
+    assert (lines[0].startswith("Concurrency 1: prompt lookup"), '"ngram"' in lines[2]) == (True, True)
+    assert lines[-1].startswith("Concurrency 8: no method")
 
 
 # Running servers
