@@ -362,8 +362,7 @@ def timed_runs(
 
     runs_of.warm_up(decoders, groups[:1] if settings.how == "eager" else groups)
     turns = list(product(range(settings.num_repeats), range(len(groups))))
-    description = f"decoding with every method, concurrency {len(groups[0])}"
-    ticks = track(turns, description=description, total=len(turns))
+    ticks = track(turns, description=f"every method, concurrency {len(groups[0])}", total=len(turns))
     precision, is_enough = settings.stop_precision, None
     if precision is not None:
         is_enough = partial(is_precise, precision=precision, resampling=resampling)
@@ -421,7 +420,7 @@ def opened_in_engine(settings: BenchmarkSettings, prompts: "Sequence[Prompt]") -
     target = resolve_checkpoint(settings.target)
     tokenizer = load_tokenizer(target)
     rendered = [render_prompt(tokenizer, prompt) for prompt in prompts]
-    words = dict(zip(draft_names(settings), settings.draft, strict=bool(settings.draft)))
+    words = dict(zip(draft_names(settings), settings.draft, strict=True))
     drafts, own_tokenizer = engine_files(settings.engine, target, words)
     setup = EngineSetup(
         settings.engine,
@@ -450,7 +449,7 @@ def opened_in_engine(settings: BenchmarkSettings, prompts: "Sequence[Prompt]") -
 
 
 def draft_names(settings: BenchmarkSettings) -> list[str]:
-    return [f"draft {draft}" for draft in settings.draft] if len(settings.draft) > 1 else ["draft"]
+    return ["draft"] if len(settings.draft) == 1 else [f"draft {draft}" for draft in settings.draft]
 
 
 def is_precise(runs: "Runs", *, precision: float, resampling: "Resampling") -> bool:

@@ -323,7 +323,9 @@ def serve_lines(record: BenchmarkFile) -> str:
         over_plain = [row for row in record.best if (row.concurrency, row.over) == (concurrency, PLAIN)]
         faster = [row for row in over_plain if decision(row.speedup.interval) == "faster"]
         if not faster:
-            lines.append(f"Concurrency {concurrency}: no method pays here; serve the target without a draft.")
+            lines.append(
+                f"Concurrency {concurrency}: no method is faster for certain; serve the target without a draft."
+            )
             continue
         best = max(faster, key=lambda row: row.speedup.value)
         method, speedup = method_of(best), times(best.speedup)

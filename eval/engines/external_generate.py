@@ -185,14 +185,14 @@ class EngineServer:
             Its token ids, if the server sends them; their number; seconds until the first and the last came.
         """
         own = sampling_fields(sampling, no_top_k=-1 if self.engine == "sglang" else 0)
-        salt = secrets.token_hex(16)
         if self.engine == "llamacpp":
             own |= {"cache_prompt": False, "samplers": LLAMA_CPP_SAMPLERS}
         elif self.engine == "widedraft":  # rejects what it does not know
             own = {name: value for name, value in own.items() if name not in NEUTRAL and value}
             own |= {"temperature": sampling.temperature, "speculative": not is_plain}
         else:
-            own |= {"return_token_ids": True, "cache_salt": salt, "extra_key": salt}
+            key = "extra_key" if self.engine == "sglang" else "cache_salt"
+            own |= {"return_token_ids": True, key: secrets.token_hex(16)}
         ids, num_tokens, times_s, start_s = [], 0, [], time.perf_counter()
         with client_errors(self.url):
             for chunk in self.client.completions.create(
