@@ -143,7 +143,7 @@ def read_benchmarks(run: Path, target: str | None) -> list[BenchmarkFile]:
     """Read the benchmarks in engines that are in a run directory or its draft.
 
     Args:
-        target: Its fingerprint, which that of a GGUF file is not compared with; None if unknown.
+        target: Its fingerprint, not compared with files of llama.cpp and OpenVINO; None if unknown.
 
     Raises:
         UserError: If one is damaged, or of another target.
@@ -151,7 +151,7 @@ def read_benchmarks(run: Path, target: str | None) -> list[BenchmarkFile]:
     found = []
     for path in sorted([*run.glob(BENCHMARKS), *(run / "draft").glob(BENCHMARKS)]):
         record = read_typed(path, TypeAdapter(BenchmarkFile), "Run widedraft benchmark again, or remove it.")
-        if target not in (None, record.target.fingerprint) and not record.target.path.endswith(".gguf"):
+        if record.engine.startswith("vllm") and target not in (None, record.target.fingerprint):
             raise UserError(f"{path}: measures another target than the scorecard. Measure again, or remove it.")
         found += [record] if record.engine else []
     return found
