@@ -211,7 +211,7 @@ def decode(worker: WorkerProcess, setup: EngineSetup, prompts: Prompts, row_seed
     fields = sampling_fields(setup.sampling, no_top_k=0) | {"max_tokens": setup.max_new_tokens}
     sampling = [fields | {"seed": stream_seed(setup.seed, row) % MOST_SEEDS} for row in row_seeds]
     reply = worker.exchange({"prompts": [list(ids) for ids in prompts], "sampling": sampling})
-    responses, accepted = reply["responses"], reply["accepted"]
+    responses, accepted = reply["ids"], reply["accepted"]
     # Prefill gives each response its first token, and every step its accepted tokens and one more.
     steps = sum(map(len, responses)) - len(prompts) - sum(accepted)
     each = zip(responses, map(len, responses), reply["first_s"], reply["last_s"], strict=True)

@@ -39,7 +39,7 @@ for line in sys.stdin:
     seconds = DRAFTED_S if opened["draft"] else 1.5 if opened["lookup"] else 2.0
     accepted = ([3 * count, count] + [0] * k)[:k]
     responses = [RESPONSE] * (count - 1) + [RESPONSE if count == 1 else RESPONSE[:5]]
-    print(json.dumps({"responses": responses, "accepted": [sum(accepted)] if engine == "llama.cpp" else accepted,
+    print(json.dumps({"ids": responses, "accepted": [sum(accepted)] if engine == "llama.cpp" else accepted,
                       "first_s": [0.1] * (count - 1) + [0.2], "last_s": [seconds - 0.1] * count,
                       "elapsed_s": seconds}), flush=True)
 """
@@ -305,7 +305,8 @@ def test_vllms_statistics_and_counters_are_those_of_one_call(monkeypatch):
         "x": 1,
     }
     assert engine.decode_together([[1], [2, 3]], [{"seed": 7}, {"seed": 8}]) == {
-        "responses": [[4, 5, 6], [7]],
+        "ids": [[4, 5, 6], [7]],
+        "counters": {"accepted_tokens_per_pos": [4, 1]},
         "accepted": [4, 1],
         "first_s": [0.1, 0.3],
         "last_s": [pytest.approx(0.6), pytest.approx(0.8)],
@@ -325,9 +326,9 @@ def test_llama_cpp_requests_are_sent_at_once_and_timed_to_their_first_token():
         }
 
     server = worker.LlamaServer.__new__(worker.LlamaServer)
-    server.post = post
+    server.request, server.longest_prompt, server.cached_tokens, server.post = {}, 0, 0, post
     decoded = server.decode_together([[5], [6, 7]], [{"max_tokens": 9, "temperature": 0}] * 2)
-    assert (decoded["responses"], decoded["accepted"]) == ([[5, 1], [6, 7, 1]], [3])
+    assert (decoded["ids"], decoded["accepted"]) == ([[5, 1], [6, 7, 1]], [3])
     spans = [last - first for first, last in zip(decoded["first_s"], decoded["last_s"], strict=True)]
     assert spans == pytest.approx([0.02, 0.02])
     assert min(decoded["first_s"]) >= 0.04
@@ -342,7 +343,7 @@ def test_openvinos_runs_of_the_target_give_positions(monkeypatch):
     pipeline.request, pipeline.has_draft = {"num_speculative_tokens": 3}, True
     monkeypatch.setattr(pipeline, "generate", lambda *_: time.sleep(0.01) or output)
     decoded = pipeline.decode_together([[1]], [{}])
-    assert (decoded["responses"], decoded["accepted"], decoded["first_s"]) == ([[1, 2, 3]], [2, 1, 0], [0.25])
+    assert (decoded["ids"], decoded["accepted"], decoded["first_s"]) == ([[1, 2, 3]], [2, 1, 0], [0.25])
     assert decoded["last_s"][0] >= 0.01
 
 
