@@ -15,6 +15,7 @@ from pydantic import TypeAdapter
 
 import widedraft
 from architectures.compatibility import Pair, read_model, serve_command
+from architectures.convert import convert_draft
 from architectures.gguf_export import export_gguf
 from eval.benchmark import DRAFT, LOOKUP, LOOKUP_FIRST, PLAIN, BenchmarkFile, Method
 from eval.chat import render_prompt
@@ -25,6 +26,7 @@ from eval.engines.worker_process import WORKER
 from eval.intervals import Estimate
 from eval.pair import load_pair, prompts_of
 from tests.eval.engines.fake_server import FakeServer, served
+from tests.eval.test_http_server import counted
 from tests.eval.test_http_server import served as served_here
 
 STAND_IN = """
@@ -85,6 +87,9 @@ def test_vllm_decodes_plainly_with_each_draft_and_with_prompt_lookup(benchmarked
         (str(noisy_folder.resolve()), []),
     ]
     assert all(each["engine_settings"] == {"gpu_memory_utilization": 0.3} for each in opened)
+    assert all(each["draft_settings"] == {} for each in opened)
+    longest = max(len(each["asked"]["prompts"][0]) for each in messages)
+    assert sorted(each["max_model_len"] for each in opened) == [longest + 9 + k + 1 for k in (0, 3, 3)]
     assert len(messages) == 3 * (8 + 1)  # each prompt by each method, and one to warm up
 
 
@@ -148,6 +153,15 @@ def test_replay_reads_the_greedy_responses_without_a_draft(
     plain, draft, lookup = record.rows
     assert draft.replayed_by_position == pytest.approx([count / steps for count in counts])
     assert plain.replayed_by_position is lookup.replayed_by_position is None
+
+
+def test_a_draft_with_its_own_tokenizer_is_mapped_and_replayed(benchmarked, small_head_folder, tmp_path, capsys):
+    convert_draft(small_head_folder, tmp_path / "own", "own-tokenizer")
+    record, messages = benchmarked("vllm", tmp_path / "own")
+    mapped = {json.dumps(each["opened"]["draft_settings"]) for each in messages if each["opened"]["draft"]}
+    assert mapped == {'{"use_heterogeneous_vocab": true}'}
+    assert '"use_heterogeneous_vocab": true' in capsys.readouterr().out
+    assert record.rows[1].replayed_by_position is not None
 
 
 def test_the_serving_command_of_the_fastest_method_is_printed_if_it_pays(benchmarked, noisy_folder, capsys):
@@ -404,7 +418,11 @@ def test_widedrafts_own_server_decodes_with_and_without_its_draft(
         url = str(server.client.base_url).removesuffix("/v1/")
         flags = ("--draft", noisy_folder, "--num-speculative-tokens", 3, "--temperature", 0.7, "--top-k", 8)
         sampled = benchmarked_at(url, url, flags=flags)
+        before = counted(server)
         greedy = benchmarked_at(url, url, flags=flags[:4])
+        new = {name: value - before[name] for name, value in counted(server).items() if name in before}
+    with_draft = new["spec_decode_num_drafts_total",] + new["spec_decode_num_accepted_tokens_total",]
+    assert new["generation_tokens_total",] == 2 * with_draft > 0
     assert sampled.rows[1].acceptance_length is not None
     plain, drafted = greedy.rows
     assert (plain.tokens, plain.acceptance_length, greedy.engine) == (drafted.tokens, None, "widedraft server")
