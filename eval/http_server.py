@@ -352,22 +352,35 @@ class HttpServer(uvicorn.Server):
         super().__init__(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=3))
         self.engine = engine
 
+    def stop(self) -> None:
+        self.should_exit = True
+
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self.engine.close()
         await super().shutdown(sockets)
 
 
+def listen(settings: ServeSettings) -> socket.socket:
+    """Take the port; raises UserError."""
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    try:
+        return socket.create_server((settings.host, settings.port), family=family)
+    except OSError as error:
+        where = f"--host {settings.host} --port {settings.port}"
+        raise UserError(f"{where}: {error.strerror}. Choose another.") from error
+
+
+def addresses(settings: ServeSettings, listener: socket.socket) -> str:
+    """Format what is served and where."""
+    host = f"[{settings.host}]" if ":" in settings.host else settings.host
+    url = f"http://{host}:{listener.getsockname()[1]}"
+    return f"{settings.target} with draft {settings.draft}\npage: {url}/\nOpenAI API: {url}/v1"
+
+
 def serve_pair(settings: ServeSettings) -> None:
     """Serve until interrupted; raises UserError. The port is taken before minutes are spent on loading."""
-    is_v6 = ":" in settings.host
-    family = socket.AF_INET6 if is_v6 else socket.AF_INET
-    try:
-        listener = socket.create_server((settings.host, settings.port), family=family)
-    except OSError as error:
-        raise UserError(f"--host {settings.host} --port {settings.port}: {error.strerror}. Choose another.") from error
-    with listener:
+    with listen(settings) as listener:
         pair = load_pair(settings.target, settings.draft, dtype=settings.dtype)
         with ServingEngine(pair, settings) as engine:
-            url = f"http://{f'[{settings.host}]' if is_v6 else settings.host}:{listener.getsockname()[1]}"
-            print(f"{settings.target} with draft {settings.draft}\npage: {url}/\nOpenAI API: {url}/v1", flush=True)
+            print(addresses(settings, listener), flush=True)
             HttpServer(engine, settings).run(sockets=[listener])

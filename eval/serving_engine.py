@@ -12,6 +12,7 @@ Shape suffixes used in this file:
 """
 
 import threading
+import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -32,7 +33,7 @@ from architectures.hub import resolve_checkpoint
 from architectures.manifest import read_json_file
 from eval.config import ServeSettings
 from eval.decoding.kv_cache import RowSequencer, Span, reject_changing_rope, takes_rows
-from eval.decoding.sampling import Limits, Sampling, Seeds, Speculation
+from eval.decoding.sampling import Limits, Sampling, Seeds, Speculation, Text
 from eval.decoding.speculative import Batch, DecodingRequest, Emitted, SpeculativeSteps, Streams
 from eval.machine import torch_threads
 from eval.models import context_length_of, load_model, require_same_tokenizer, shared_vocab_size
@@ -112,6 +113,7 @@ class ServedRequest:
         seed: Of its random numbers, from -2**63 to 2**64 - 1.
         deliver: Called in the decoder thread with each token; with None if the request ends unfinished.
         speculative: False decodes without the draft.
+        states: For subclasses of the engine: the target's hidden states so far.
     """
 
     prompt_ids: tuple[int, ...]
@@ -122,6 +124,8 @@ class ServedRequest:
     deliver: Callable[[Token | None], object]
     speculative: bool = True
     wants_logp: bool = False
+    begin_s: float = field(default_factory=time.monotonic)
+    states: list[Tensor] = field(default_factory=list)
     cancelled: threading.Event = field(default_factory=threading.Event)
 
     @property
@@ -405,10 +409,15 @@ class ServingEngine:
             self.metrics.count(emitted, proposed, speculative=request.speculative)
             logp = logp_of(batch.verifier, row, emitted) if request.wants_logp else [None] * len(emitted.token_ids)
             reason = "stop" if text.stopped else "length" if text.is_finished(batch.request.limits) else None
-            if (reason := request.receive(emitted, logp, proposed, reason)) is not None:
+            reason = request.receive(emitted, logp, proposed, reason)
+            self.after_step(request, row, text, emitted, is_last=reason is not None)
+            if reason is not None:
                 self.metrics.add("request_success", finished_reason=reason)
                 finished.append(request)
         leave(batch, requests, finished)
+
+    def after_step(self, request: ServedRequest, row: int, text: Text, emitted: Emitted, *, is_last: bool) -> None:
+        """Do something with the tokens of a row, right after the target's forward pass; see distill.online."""
 
     def swap(self, draft: PreTrainedModel, folder: Path, done: Future[None]) -> None:
         """Let a loaded draft read all running sequences, then propose with it."""
