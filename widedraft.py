@@ -29,7 +29,6 @@ from distill.hub.push import PushSettings
 from distill.process import report_user_errors
 from distill.shipped_recipes import RecipesSettings, recipes
 from eval.cli import BenchmarkSettings, ReportSettings, VerifySettings, benchmark, report, verify
-from eval.config import ServeSettings
 from eval.engines.certify import CertifySettings, certify
 
 EXITS = "Exit codes: 0 success, 2 user error (one message), 130 interrupted; run again to continue."
@@ -106,9 +105,12 @@ def import_checkpoint(settings: ImportSettings) -> None:
     print(f"{settings.to}: a Hugging Face checkpoint; set target.path to it in a recipe.")
 
 
-def serve(settings: ServeSettings) -> None:
+def serve(settings: commands.ServeFlags) -> None:
     if missing := [name for name in ("fastapi", "uvicorn", "prometheus_client") if find_spec(name) is None]:
         raise UserError(f"serve: {', '.join(missing)} not installed. Run: pip install 'widedraft[serve]'")
+    if settings.words:
+        commands.serve_and_learn(settings)
+        return
     from eval.http_server import serve_pair
 
     serve_pair(settings)
@@ -181,7 +183,9 @@ COMMANDS = {
         BenchmarkSettings,
     ),
     "serve": Command(
-        serve, "serve a target with a draft over OpenAI's API on this machine, with a page to try it in", ServeSettings
+        serve,
+        "serve a target with a draft over OpenAI's API on this machine, with a page to try it in",
+        commands.ServeFlags,
     ),
     "certify": Command(
         certify,

@@ -1,5 +1,6 @@
 """Commands on a recipe: RECIPE key=value ..., most with --debug. Each imports its implementation when it runs."""
 
+import os
 import re
 import sys
 from collections.abc import Iterator, Sequence
@@ -20,11 +21,13 @@ from architectures.settings import (
     MOST,
     WHOLE,
     DeviceMemoryGib,
+    Draft,
     Dtype,
     Flag,
     Holding,
     Revision,
     Section,
+    Target,
     TargetBits,
     TargetPlacement,
     flag_of,
@@ -49,7 +52,7 @@ from distill.recipe.recipe import (
     require_profile_folder,
 )
 from distill.run import owned
-from eval.config import server_url
+from eval.config import ServeSettings, server_url
 from eval.responses import EVERY_FILE, ShardPart, prompt_record
 from eval.tasks import PromptWords, prompt_sources
 
@@ -58,6 +61,7 @@ if TYPE_CHECKING:
     from eval.prompts import Prompt
     from eval.scorecard_schema import RecordedScorecard, Scorecard
 
+OF_RECIPE = {"target", "draft", "num_speculative_tokens", "dtype", "max_model_len"}  # flags of serve
 USAGE = "widedraft eval scores a RECIPE's draft, a draft against a target, or a draft on recorded responses."
 
 
@@ -485,6 +489,42 @@ def push(settings: PushSettings) -> None:
     sizes = {name: (settings.dry_run / name).stat().st_size for name in dry_run(settings, settings.dry_run)}
     print("\n".join(f"{size / 1e6:10.2f} MB  {name}" for name, size in sizes.items()))
     print(f"{settings.dry_run}: {len(sizes)} files of {sum(sizes.values()) / 1e6:.1f} MB; nothing was sent")
+
+
+class ServeFlags(ServeSettings):
+    """Flags of `widedraft serve`: of a pair, or of a recipe in online mode."""
+
+    words: RecipeWords = Field(
+        default=(), description="A recipe in online mode, instead of a pair: its draft learns from the requests."
+    )
+    target: Annotated[Target, Flag(metavar="A", absent="of RECIPE")] = "of RECIPE"
+    draft: Annotated[Draft, Flag(metavar="B", absent="of RECIPE")] = "of RECIPE"
+
+    @model_validator(mode="after")
+    def _recipe_or_pair(self) -> "ServeFlags":
+        given = self.model_fields_set & OF_RECIPE
+        if given if self.words else not given >= {"target", "draft"}:
+            flags = ", ".join(sorted(map(flag_of, OF_RECIPE - {"target", "draft"})))
+            raise UserError(f"Pass --target and --draft, or a RECIPE in online mode, which has keys for {flags} too.")
+        return self
+
+
+def serve_and_learn(settings: ServeFlags) -> None:
+    """Train on the HTTP requests that the draft serves, after the stages before; see distill.online."""
+    from distill.online.serving import SERVER_VARIABLE
+    from distill.pipeline import run_until_trained
+    from eval.http_server import listen
+
+    with own_run(of_words(settings.words, debug=False)) as named:
+        recipe, online = named.run.recipe, named.run.recipe.distill.online
+        if online is None or online.stream is not None:
+            raise UserError(f"{named.path}: serve needs distill.online, without a stream. Change the recipe.")
+        listen(settings).close()  # an unusable port is reported before the hours of other stages
+        models = {"target": recipe.target.path, "draft": str(named.run.init.path), "dtype": recipe.target.dtype}
+        limits = {"num_speculative_tokens": online.num_speculative_tokens, "max_model_len": recipe.data.max_seq_len}
+        own = settings.model_copy(update=models | limits)
+        os.environ[SERVER_VARIABLE] = own.model_dump_json(exclude={"words"})
+        run_until_trained(named.path, named.overrides, named.run.share)
 
 
 OF_A_CHECKPOINT = ("checkpoint", "init", "target")

@@ -273,7 +273,8 @@ def shrink_training(distill: Values, run: Path) -> None:
         online = distill["online"]
         distill["max_duration"] = "1ep"
         online["update_interval"] = 8
-        online["stream"] = {"sources": built_in(online["stream"]["sources"], run)}
+        sources = online["stream"]["sources"] if online["stream"] is not None else [{"task": None}]
+        online["stream"] = {"sources": built_in(sources, run)}
 
 
 def built_in(sources: list[Values], run: Path) -> list[Values]:

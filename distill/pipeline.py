@@ -541,8 +541,8 @@ def training_command(recipe_path: Path, overrides: Sequence[str]) -> list[str]:
     return [sys.executable, "-m", *launcher, "distill.train", str(recipe_path), *overrides]
 
 
-def run_all(recipe_path: Path, overrides: Sequence[str], share: Share = ALONE) -> None:
-    """Check, prune, generate, distill, evaluate, report and push; skip current stages; print the headline.
+def run_until_trained(recipe_path: Path, overrides: Sequence[str], share: Share = ALONE) -> Run:
+    """Check, prune, generate, cache and distill; skip current stages.
 
     Learned masks are trained first, if the recipe has them. Responses precede pruning if pruning uses their token
     counts.
@@ -558,6 +558,12 @@ def run_all(recipe_path: Path, overrides: Sequence[str], share: Share = ALONE) -
         timed(name, partial(first_two[name], run))
     cache_if_configured(run)
     timed("distill", lambda: distill_stage(recipe_path, overrides, share=share))
+    return run
+
+
+def run_all(recipe_path: Path, overrides: Sequence[str], share: Share = ALONE) -> None:
+    """Train, evaluate, report and push; skip current stages; print the headline."""
+    run = run_until_trained(recipe_path, overrides, share)
     if run.recipe.distill.online is not None and run.recipe.distill.online.baselines:
         timed("comparison", lambda: share.lead(lambda: comparison_stage(run)))
     timed("eval", lambda: eval_stage(run))

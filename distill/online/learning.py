@@ -4,6 +4,7 @@ Shape suffixes used in this file:
     B = sequences in the batch, T = tokens per sequence; C = checks, R = requests
 """
 
+import os
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -36,7 +37,6 @@ from distill.response_batches import Widths, split_batch
 from distill.run import RECIPE_NAME, Run
 from distill.teacher import CachedTeacher
 from distill.teacher_cache import PREFIX, load_head
-from eval.decoding.sampling import Sampling
 from eval.intervals import (
     CONFIDENCE,
     NUM_RESAMPLES,
@@ -205,7 +205,7 @@ class Guard:
             return
         newest = {name: weight.clone() for name, weight in serving.trained_weights(self.draft).items()}
         serving.restore_weights(self.draft, self.good_weights)
-        self.good_would += [self.replay.alpha(each.prompt_ids, each.response_ids, each.hidden_AH) for each in later]
+        self.good_would += [self.replay.alpha(each.recorded) for each in later]
         serving.restore_weights(self.draft, newest)
         self.served_by += [served.record.alpha for served in later]
 
@@ -288,9 +288,9 @@ class Updates(Callback):
         )
 
     def batch_checkpoint(self, state: State, logger: Logger) -> None:  # noqa: ARG002  # Composer's signature
-        """Delete the files of requests that no checkpoint would train on again."""
+        """Delete the files of requests that no checkpoint would train on again, unless baselines will replay them."""
         newest = find_checkpoints(self.checkpoints)[-NEEDED_CHECKPOINTS:]
-        if len(newest) == NEEDED_CHECKPOINTS:
+        if len(newest) == NEEDED_CHECKPOINTS and not self.feed.online.baselines:
             updates = training_time(newest[0])[0] // self.feed.steps
             self.feed.journal.forget(self.feed.journal.request(self.feed.first_kept(updates)))
 
@@ -325,15 +325,19 @@ def request_training(
             "distill.online.update_interval must be a multiple of the number of processes, got "
             f"{online.update_interval} and {world}. Change one of the two."
         )
+    if online.stream is None and (world > 1 or serving.SERVER_VARIABLE not in os.environ):
+        raise UserError(
+            f"distill.online.stream: null, so requests come over HTTP, but `widedraft serve` did not start this, or it "
+            f"trains in {world} processes. Run `widedraft serve RECIPE` with one visible GPU at most, or set a stream."
+        )
     folder, rank = run.folder / FOLDER, dist.get_global_rank()
     journal = serving.Journal(folder / f"rank{rank}", rank, world, online.update_interval)
     journal.folder.mkdir(parents=True, exist_ok=True)
 
     # Replays of the student serve recorded requests and test drafts.
     assert isinstance(model.teacher, CachedTeacher), "in online mode the teacher's states come with the requests"
-    sampling = Sampling(recipe.data.temperatures[0], top_p=recipe.data.top_p)
     replay = serving.DraftReplay(
-        model.student.lm, model.teacher.head, model.vocab_size, sampling, online.num_speculative_tokens, recipe.seed
+        model.student.lm, model.teacher.head, model.vocab_size, online.num_speculative_tokens, recipe.seed
     )
 
     # Requests are recorded and replayed, or served in a separate process.
@@ -343,15 +347,16 @@ def request_training(
     else:
         own = journal.folder / RECIPE_NAME  # the run's recipe file may be of another command, with other overrides
         save_recipe(recipe, own)
-        requests = serving.LiveRequests(own, journal)
+        module = "distill.online.serving" if online.stream is not None else "distill.online.http_serving"
+        requests = serving.LiveRequests(own, journal, module)
 
     # Train on the whole stream, unless max_duration is in batches.
     max_duration = recipe.distill.max_duration
     if max_duration.endswith("ep"):
-        if online.stream.follow:
+        if online.stream is None or online.stream.follow:
             raise UserError(
-                f"distill.max_duration is {max_duration}, but the length of a followed distill.online.stream is "
-                "unknown. Set distill.max_duration in ba, which counts optimiser steps."
+                f"distill.max_duration is {max_duration}, but the number of requests over HTTP or in a followed file "
+                "is unknown. Set distill.max_duration in ba, which counts optimiser steps."
             )
         count = sum(1 for _ in open_stream(online.stream, seed=recipe.seed)) if recorded is None else len(recorded)
         max_duration = f"{count // online.update_interval * online.steps_per_update}ba"
@@ -370,7 +375,7 @@ def request_training(
 
 
 def compare_on_stream(run: Run) -> Path:
-    """Serve the stream with static drafts, write <run>/online/comparison.md, and return its path.
+    """Replay the requests with static drafts, write <run>/online/comparison.md, and return its path.
 
     Their records are kept in <run>/online: a second call recomputes only those of newer drafts.
 
@@ -384,10 +389,11 @@ def compare_on_stream(run: Run) -> Path:
     by_draft = {}
     for number, name in enumerate(online.baselines):
         draft, records_file = run.init.path if name == "init" else Path(name), folder / f"baseline-{number}.jsonl"
-        written_ns = [path.stat().st_mtime_ns for path in draft.glob("*.safetensors")]
-        if not (records_file.is_file() and written_ns and records_file.stat().st_mtime_ns > max(written_ns)):
+        weights = list(draft.glob("*.safetensors"))
+        written_ns = [path.stat().st_mtime_ns for path in (*weights, folder / RECORDS)]
+        if not (records_file.is_file() and weights and records_file.stat().st_mtime_ns > max(written_ns)):
             require_same_tokenizer(run.target, draft)
-            serving.write_records([served.record for served in serve_stream(run, draft)], records_file)
+            serving.write_records([served.record for served in serve_again(run, draft)], records_file)
         by_draft[name] = list(serving.read_records(records_file))
     by_draft["online"] = learned
     resampling = Resampling(CONFIDENCE, NUM_RESAMPLES, run.recipe.seed)
@@ -400,20 +406,20 @@ def compare_on_stream(run: Run) -> Path:
     return folder / TABLE
 
 
-def serve_stream(run: Run, draft: Path) -> Iterator[serving.Served]:
-    recipe, online = run.recipe, serving.online_of(run)
+def serve_again(run: Run, draft: Path) -> Iterator[serving.Served]:
+    """Yield the requests of the run, replayed with a static draft: recorded ones, or those served and kept."""
+    recipe, online, device = run.recipe, serving.online_of(run), default_device()
     if online.responses == "live":
-        server = serving.open_server(run, draft, rank=0)
-        for request in serving.requests_of(run, first=0, world=1):
-            yield server.serve(request, updates=0)
-        return
-    recorded, device = serving.recorded_stream(run), default_device()
-    dtype = teacher_dtype(recipe.target.dtype, recipe.distill.precision)
-    head, model = load_head(run.target, dtype=dtype, device=device), load_model(draft, dtype="float32", device=device)
-    sampling = Sampling(recipe.data.temperatures[0], top_p=recipe.data.top_p)
+        files = sorted((run.folder / FOLDER).glob("rank*/requests/*"), key=lambda path: path.name)
+        requests, count = (serving.read_served(path).recorded for path in files), len(files)
+        head_dtype = dtype = recipe.target.dtype
+    else:
+        requests, count = (recorded := serving.recorded_stream(run)), len(recorded)
+        head_dtype, dtype = teacher_dtype(recipe.target.dtype, recipe.distill.precision), "float32"
+    head, model = load_head(run.target, dtype=head_dtype, device=device), load_model(draft, dtype=dtype, device=device)
     vocab_size = min(head.vocab_size, vocab_size_of(model))
-    replay = serving.DraftReplay(model, head, vocab_size, sampling, online.num_speculative_tokens, recipe.seed)
-    for each in track(recorded, description="requests", total=len(recorded)):
+    replay = serving.DraftReplay(model, head, vocab_size, online.num_speculative_tokens, recipe.seed)
+    for each in track(requests, description="requests", total=count):
         yield replay.serve(each, updates=0)
 
 

@@ -19,11 +19,13 @@ Shape suffixes used in this file:
 import json
 import os
 import queue
+import select
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -40,7 +42,7 @@ from architectures.errors import UserError
 from architectures.files import parsed, write_bytes, write_text
 from distill.chunked_loss import Head, head_of
 from distill.data.batches import Example, ResponseDataset
-from distill.process import report_user_errors
+from distill.process import Process, exit_terminated, report_user_errors, take_interrupts
 from distill.recipe.recipe import Recipe, load_recipe
 from distill.recipe.sections import OnlineConfig
 from distill.run import Run
@@ -53,6 +55,7 @@ from eval.replay import Accepts, replay_response, response_logits, rule_name
 from eval.responses import Trace, read_traces
 from eval.stream import open_stream
 
+SERVER_VARIABLE = "WIDEDRAFT_SERVER"  # in the environment of `widedraft serve RECIPE`: its flags, as JSON
 FIX = "Delete the run's directory `online`, and resume training from its last checkpoint."
 
 
@@ -80,33 +83,67 @@ class RequestRecord:
     accepted: int
     seconds: float | None
     response_ids: tuple[int, ...]
+    sampling: Sampling
 
 
 RECORD = TypeAdapter(RequestRecord)
 
 
 @dataclass(frozen=True)
-class Served:
-    """A response of the target with the data for training on it.
+class Recorded:
+    """A request, and the target's response with the data for training on it.
 
     Attributes:
         hidden_AH: Input of the target's head that produced each token of the response.
     """
 
+    request: int
+    source: str
+    prompt_ids: tuple[int, ...]
+    response_ids: tuple[int, ...]
+    sampling: Sampling
+    hidden_AH: Tensor
+
+
+@dataclass(frozen=True)
+class Served:
+    """A served request: its record, and what Recorded has in addition."""
+
     record: RequestRecord
     prompt_ids: tuple[int, ...]
     hidden_AH: Tensor
 
+    @classmethod
+    def of(
+        cls, recorded: Recorded, alpha: float, steps: Sequence[tuple[int, int]], *, updates: int, seconds: float | None
+    ) -> "Served":
+        """Return a request with its record; `steps` has the numbers of drafted and accepted tokens of each step."""
+        record = RequestRecord(
+            request=recorded.request,
+            source=recorded.source,
+            updates=updates,
+            alpha=alpha,
+            tokens=len(recorded.response_ids),
+            steps=len(steps),
+            proposed=sum(proposed for proposed, _ in steps),
+            accepted=sum(accepted for _, accepted in steps),
+            seconds=seconds,
+            response_ids=recorded.response_ids,
+            sampling=recorded.sampling,
+        )
+        return cls(record, recorded.prompt_ids, recorded.hidden_AH)
+
     @property
-    def response_ids(self) -> tuple[int, ...]:
-        return self.record.response_ids
+    def recorded(self) -> Recorded:
+        own = self.record
+        return Recorded(own.request, own.source, self.prompt_ids, own.response_ids, own.sampling, self.hidden_AH)
 
     @property
     def example(self) -> Example:
         """The training example: token i of the response is predicted at the position of the token before it."""
-        *input_ids, last_id = (*self.prompt_ids, *self.response_ids)
+        *input_ids, last_id = (*self.prompt_ids, *self.record.response_ids)
         before = len(self.prompt_ids) - 1
-        spans = ((before, before + len(self.response_ids)),)
+        spans = ((before, before + self.record.tokens),)
         return Example(tuple(input_ids), last_id, spans, begins=len(self.prompt_ids))
 
 
@@ -197,17 +234,6 @@ def read_records(path: Path) -> Iterator[RequestRecord]:
 
 
 @dataclass(frozen=True)
-class Recorded:
-    """A request, its response, and the target's hidden states at the response tokens."""
-
-    request: int
-    source: str
-    prompt_ids: tuple[int, ...]
-    response_ids: tuple[int, ...]
-    hidden_AH: Tensor
-
-
-@dataclass(frozen=True)
 class RecordedStream(Sequence[Recorded]):
     """Requests in stream order; hidden states are read on access.
 
@@ -220,12 +246,14 @@ class RecordedStream(Sequence[Recorded]):
     cache: TeacherCache
     order: Sequence[tuple[str, int]]
     max_seq_len: int
+    sampling: Sampling
 
     def __getitem__(self, request: int) -> Recorded:  # pyright: ignore[reportIncompatibleMethodOverride]  # no slices
         source, index = self.order[request]
         trace = self.traces[index]
         response_ids = trace.response_ids[: self.max_seq_len - len(trace.prompt_ids)]
-        return Recorded(request, source, trace.prompt_ids, response_ids, self.cache.rows(index)["hidden"])
+        hidden_AH = self.cache.rows(index)["hidden"]
+        return Recorded(request, source, trace.prompt_ids, response_ids, self.sampling, hidden_AH)
 
     def __len__(self) -> int:
         return len(self.order)
@@ -235,6 +263,10 @@ def online_of(run: Run) -> OnlineConfig:
     online = run.recipe.distill.online
     assert online is not None, "a recipe in online mode has it"
     return online
+
+
+def sampling_of(run: Run) -> Sampling:
+    return Sampling(run.recipe.data.temperatures[0], top_p=run.recipe.data.top_p)
 
 
 def recorded_stream(run: Run) -> RecordedStream:
@@ -247,12 +279,13 @@ def recorded_stream(run: Run) -> RecordedStream:
     """
     from composer.utils import dist  # imported here: the process that serves requests need not import Composer
 
-    online, folder, longest = online_of(run), run.data.path, run.recipe.data.max_seq_len
+    stream, folder, longest = online_of(run).stream, run.data.path, run.recipe.data.max_seq_len
+    assert stream is not None, "guaranteed by the validation of recipes"
     traces = [trace for trace in read_traces(folder, "train") if len(trace.prompt_ids) < longest]
     cache = TeacherCache(run.teacher_cache.path, "train")
     cache.require_examples(ResponseDataset(traces, max_seq_len=longest).examples)
     index_of = {trace.source: index for index, trace in enumerate(traces)}
-    requests = list(open_stream(online.stream, seed=run.recipe.seed))
+    requests = list(open_stream(stream, seed=run.recipe.seed))
     order = [(each.source, index_of[each.prompt.source]) for each in requests if each.prompt.source in index_of]
     if not order:
         raise UserError(
@@ -265,7 +298,7 @@ def recorded_stream(run: Run) -> RecordedStream:
             "too long) and are dropped.",
             file=sys.stderr,
         )
-    return RecordedStream(traces, cache, order, longest)
+    return RecordedStream(traces, cache, order, longest, sampling_of(run))
 
 
 @dataclass(frozen=True)
@@ -274,7 +307,6 @@ class DraftReplay:
 
     Attributes:
         vocab_size: Number of shared ids.
-        sampling: Of the responses.
         num_speculative_tokens: Tokens drafted per verification step.
         seed: Of the acceptance draws for sampled responses.
     """
@@ -282,55 +314,41 @@ class DraftReplay:
     draft: PreTrainedModel
     head: Head
     vocab_size: int
-    sampling: Sampling
     num_speculative_tokens: int
     seed: int
 
     @torch.no_grad()
-    def accepts(self, prompt_ids: Sequence[int], response_ids: Sequence[int], hidden_AH: Tensor) -> Accepts:
+    def accepts(self, recorded: Recorded) -> Accepts:
         """Return the acceptance probability of every token of a response, under the acceptance method of decoding.
 
         At temperature 0 a drafted token is accepted if it equals the response's. The target's logits are not computed
         then: they would cost more than the draft, and agree except at near ties.
         """
-        was_training = self.draft.training
+        was_training, response_ids = self.draft.training, recorded.response_ids
         self.draft.eval()
-        draft_AV = response_logits(self.draft, prompt_ids, response_ids).clone()[:, : self.vocab_size]
+        draft_AV = response_logits(self.draft, recorded.prompt_ids, response_ids).clone()[:, : self.vocab_size]
         self.draft.train(was_training)
-        if self.sampling.is_greedy:
+        if recorded.sampling.is_greedy:
             equal_A = draft_AV.argmax(dim=-1).cpu().numpy() == np.array(response_ids)
             return Accepts(equal_A.astype(np.float64), equal_A.astype(np.float64))
-        target_AV = self.head.logits(hidden_AH.to(self.head.weight_VH)).float()[:, : self.vocab_size]
-        replay = replay_response(
-            target_AV, draft_AV.to(target_AV.device), response_ids, sampling=self.sampling, prompt_ids=prompt_ids
-        )
-        return replay.rules[rule_name(self.sampling.temperature)]
+        target_AV = self.head.logits(recorded.hidden_AH.to(self.head.weight_VH)).float()[:, : self.vocab_size]
+        how = {"sampling": recorded.sampling, "prompt_ids": recorded.prompt_ids}
+        replay = replay_response(target_AV, draft_AV.to(target_AV.device), response_ids, **how)
+        return replay.rules[rule_name(recorded.sampling.temperature)]
 
-    def alpha(self, prompt_ids: Sequence[int], response_ids: Sequence[int], hidden_AH: Tensor) -> float:
-        return float(self.accepts(prompt_ids, response_ids, hidden_AH).alpha.mean())
+    def alpha(self, recorded: Recorded) -> float:
+        return float(self.accepts(recorded).alpha.mean())
 
     def serve(self, recorded: Recorded, *, updates: int) -> Served:
         """Return a recorded request as the draft would have served it."""
-        accepts = self.accepts(recorded.prompt_ids, recorded.response_ids, recorded.hidden_AH)
+        accepts = self.accepts(recorded)
         drawn_A = np.random.default_rng([self.seed, recorded.request, 2]).random(len(accepts.accept))
         steps = steps_along(list(drawn_A < accepts.accept), num_speculative_tokens=self.num_speculative_tokens)
-        record = RequestRecord(
-            request=recorded.request,
-            source=recorded.source,
-            updates=updates,
-            alpha=float(accepts.alpha.mean()),
-            tokens=len(recorded.response_ids),
-            steps=len(steps),
-            proposed=sum(proposed for _, proposed, _ in steps),
-            accepted=sum(accepted for _, _, accepted in steps),
-            seconds=None,
-            response_ids=recorded.response_ids,
-        )
-        return Served(record, recorded.prompt_ids, recorded.hidden_AH)
+        return Served.of(recorded, float(accepts.alpha.mean()), steps, updates=updates, seconds=None)
 
 
-def steps_along(accepted_A: Sequence[bool], *, num_speculative_tokens: int) -> list[tuple[int, int, int]]:
-    """Return the verification steps of a response: first token, number of drafted tokens, and of accepted ones.
+def steps_along(accepted_A: Sequence[bool], *, num_speculative_tokens: int) -> list[tuple[int, int]]:
+    """Return the verification steps of a response, each as numbers of drafted and of accepted tokens.
 
     Args:
         accepted_A: True if a drafted token would be accepted at that index.
@@ -340,7 +358,7 @@ def steps_along(accepted_A: Sequence[bool], *, num_speculative_tokens: int) -> l
     while start < len(accepted_A):
         proposed = min(num_speculative_tokens, len(accepted_A) - start - 1)
         accepted = next((k for k in range(proposed) if not accepted_A[start + k]), proposed)
-        steps.append((start, proposed, accepted))
+        steps.append((proposed, accepted))
         start += accepted + 1
     return steps
 
@@ -373,6 +391,7 @@ class RecordedRequests:
         """Do nothing: there is no process to stop."""
 
 
+POLL_S = 1.0  # between two looks for SIGTERM while no request is served
 DRAFTS_TO_KEEP = 4  # the newest, and those that the other process may be reading
 PublishedDraft = tuple[int, Path]  # updates of a draft, and the file of its weights
 
@@ -398,6 +417,14 @@ class OnlineRequest:
     max_new_tokens: int
 
 
+def head_input(model: PreTrainedModel) -> deque[Tensor]:
+    """Return a queue that holds the input of a model's output head in its latest forward pass."""
+    latest, head = deque[Tensor](maxlen=1), model.get_output_embeddings()
+    assert head is not None
+    head.register_forward_pre_hook(lambda _, inputs: latest.append(inputs[0]))
+    return latest
+
+
 @dataclass
 class OnlineServer:
     """Serves one request after another with a draft whose weights may change in between.
@@ -413,21 +440,10 @@ class OnlineServer:
     sampling: Sampling
     stop_ids: frozenset[int]
     seed: int
-    noted_TH: Tensor = field(init=False)
-    replay: DraftReplay = field(init=False)
 
     def __post_init__(self) -> None:
-        head = self.target.get_output_embeddings()
-        assert head is not None
-        head.register_forward_pre_hook(self.note)
-        vocab_size = shared_vocab_size(self.target, self.draft)
-        self.replay = DraftReplay(
-            self.draft, head_of(self.target), vocab_size, self.sampling, self.num_speculative_tokens, self.seed
-        )
-
-    def note(self, _head: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        """Store the input of the target's output head during verification of one sequence."""
-        self.noted_TH = inputs[0][0].clone()
+        self.head_input, vocab_size = head_input(self.target), shared_vocab_size(self.target, self.draft)
+        self.replay = DraftReplay(self.draft, head_of(self.target), vocab_size, self.num_speculative_tokens, self.seed)
 
     def serve(self, request: OnlineRequest, *, updates: int) -> Served:
         """Generate the response to a request, and record the draft's acceptance."""
@@ -441,33 +457,23 @@ class OnlineServer:
         for step in decode_steps([self.target, self.draft], wanted, seeds=seeds, row_seeds=row_seeds):
             if isinstance(step, Emitted):
                 token_ids += step.token_ids
-                states.append(self.noted_TH[: len(step.token_ids)].cpu())
+                states.append(self.head_input[0][0, : len(step.token_ids)].to("cpu", copy=True))
             else:
                 steps = step[1].steps
-        end_s = time.monotonic()
-        hidden_AH = torch.cat(states)
-        record = RequestRecord(
-            request=request.number,
-            source=request.source,
-            updates=updates,
-            alpha=self.replay.alpha(request.prompt_ids, token_ids, hidden_AH),
-            tokens=len(token_ids),
-            steps=len(steps),
-            proposed=sum(each.proposed for each in steps),
-            accepted=sum(each.accepted for each in steps),
-            seconds=end_s - begin_s,
-            response_ids=tuple(token_ids),
+        seconds = time.monotonic() - begin_s
+        recorded = Recorded(
+            request.number, request.source, request.prompt_ids, tuple(token_ids), self.sampling, torch.cat(states)
         )
-        return Served(record, request.prompt_ids, hidden_AH)
+        counts = [(each.proposed, each.accepted) for each in steps]
+        return Served.of(recorded, self.replay.alpha(recorded), counts, updates=updates, seconds=seconds)
 
 
-def open_server(run: Run, draft: Path, *, rank: int) -> OnlineServer:
-    recipe, online = run.recipe, online_of(run)
+def load_models(run: Run, *, rank: int) -> tuple[PreTrainedModel, PreTrainedModel]:
+    """Load the target and the initial draft for decoding, on the device of a process."""
+    target = run.recipe.target
     device = f"cuda:{rank % torch.cuda.device_count()}" if torch.cuda.is_available() else "cpu"
-    load = partial(load_model, dtype=recipe.target.dtype, device=device)
-    target, proposer = load(run.target, bits=recipe.target.bits), load(draft)
-    sampling = Sampling(recipe.data.temperatures[0], top_p=recipe.data.top_p)
-    return OnlineServer(target, proposer, online.num_speculative_tokens, sampling, stop_token_ids(target), recipe.seed)
+    load = partial(load_model, dtype=target.dtype, device=device)
+    return load(run.target, bits=target.bits), load(run.init.path)
 
 
 def requests_of(run: Run, *, first: int, world: int) -> Iterator[OnlineRequest]:
@@ -476,8 +482,9 @@ def requests_of(run: Run, *, first: int, world: int) -> Iterator[OnlineRequest]:
     Raises:
         UserError: As `open_stream`; also if a prompt leaves no token for a response within data.max_seq_len.
     """
-    recipe, tokenizer = run.recipe, load_tokenizer(run.target)
-    for request in open_stream(online_of(run).stream, seed=recipe.seed, start=first):
+    recipe, tokenizer, stream = run.recipe, load_tokenizer(run.target), online_of(run).stream
+    assert stream is not None, "requests over HTTP are served by distill.online.http_serving"
+    for request in open_stream(stream, seed=recipe.seed, start=first):
         if (request.number - first) % world:
             continue
         kwargs = recipe.data.chat_template_kwargs[request.number % len(recipe.data.chat_template_kwargs)]
@@ -492,25 +499,32 @@ def requests_of(run: Run, *, first: int, world: int) -> Iterator[OnlineRequest]:
 
 
 class DraftInbox:
-    """The newest draft that training has published, loaded between two requests.
+    """The newest draft that training has published, loaded between two requests or verification steps.
 
     Args:
-        waits: True if a request waits for the update before it.
-        own: Requests of this process between two updates.
+        model: The draft, whose weights are replaced.
+        own: Requests of this process between two updates if a request waits for the update before it, else None.
+        end: Called when training has ended; by default this process exits after the current request.
     """
 
-    def __init__(self, server: OnlineServer, draft: PublishedDraft, *, waits: bool, own: int) -> None:
-        self.server, self.waits, self.own = server, waits, own
+    def __init__(
+        self, model: nn.Module, draft: PublishedDraft, own: int | None = None, end: Callable[[], object] | None = None
+    ) -> None:
+        self.model, self.own, self.end = model, own, end or self.exit
         self.news: queue.Queue[PublishedDraft | None] = queue.Queue()
         self.serving = threading.Lock()  # held while a request is served
         self.load(draft)
         threading.Thread(target=self.listen, daemon=True).start()
 
     def listen(self) -> None:
-        """Queue new drafts; exit at the end of standard input, as this process may wait for a request forever."""
+        """Queue new drafts until standard input ends."""
         for line in sys.stdin:
             _, updates, path = line.rstrip("\n").split(" ", 2)
             self.news.put((int(updates), Path(path)))
+        self.end()
+
+    def exit(self) -> None:
+        """Exit from this thread: the other may wait for a request forever."""
         self.news.put(None)
         with self.serving:  # the current request is written first
             os._exit(0)
@@ -521,7 +535,7 @@ class DraftInbox:
         Raises:
             SystemExit: If training has ended.
         """
-        needed = served // self.own if self.waits else 0
+        needed = served // self.own if self.own else 0
         newest: PublishedDraft | None = None
         while not self.news.empty() or (newest[0] if newest else self.updates) < needed:
             newest = self.news.get()
@@ -533,7 +547,7 @@ class DraftInbox:
 
     def load(self, draft: PublishedDraft) -> None:
         self.updates, path = draft
-        restore_weights(self.server.draft, load_file(path))
+        restore_weights(self.model, load_file(path))
 
 
 @dataclass
@@ -541,13 +555,15 @@ class LiveRequests:
     """Client of the serving process, in the training process.
 
     Attributes:
+        module: That serves.
         process: None until there is a draft to serve with.
         ended: True after the end of the stream.
     """
 
     recipe: Path
     journal: Journal
-    process: subprocess.Popen[str] | None = None
+    module: str = "distill.online.serving"
+    process: subprocess.Popen[bytes] | None = None
     served: int = field(init=False)
     ended: bool = False
 
@@ -559,14 +575,19 @@ class LiveRequests:
 
         Raises:
             UserError: If the serving process failed; it has printed the error.
+            SystemExit: After SIGTERM, if no update is due.
         """
         own = self.journal.own
         while self.served < (update + 1) * own and not self.ended:
             assert self.process is not None, "a draft is published before requests are taken"
             assert self.process.stdout is not None
+            while not (Process.is_terminated or select.select([self.process.stdout], [], [], POLL_S)[0]):
+                continue
+            if Process.is_terminated:
+                exit_terminated(": served requests are kept")
             word = self.process.stdout.readline().strip()
-            self.served += word == "served"
-            self.ended = word == "ended"
+            self.served += word == b"served"
+            self.ended = word == b"ended"
             if not word:
                 raise UserError(
                     f"{self.recipe}: the serving process exited ({self.process.wait()}); its output is "
@@ -580,17 +601,15 @@ class LiveRequests:
         if self.process is None:
             words = (self.recipe, self.journal.folder, path, updates, self.journal.rank, self.journal.world)
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "distill.online.serving", *map(str, words)],
+                [sys.executable, "-m", self.module, *map(str, words)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                text=True,
-                bufsize=1,
+                bufsize=0,  # select sees every line
             )
         elif not self.ended:
             assert self.process.stdin is not None
             try:
-                self.process.stdin.write(f"draft {updates} {path}\n")
-                self.process.stdin.flush()
+                self.process.stdin.write(f"draft {updates} {path}\n".encode())
             except BrokenPipeError:  # it has exited, which `take` reports
                 return
         for old in sorted(self.journal.folder.glob("draft-*.safetensors"))[:-DRAFTS_TO_KEEP]:
@@ -606,18 +625,20 @@ def serve(recipe: Recipe, folder: Path, draft: PublishedDraft, *, rank: int, wor
     run = Run.of(recipe)
     online = online_of(run)
     journal = Journal(folder, rank, world, online.update_interval)
-    inbox = DraftInbox(open_server(run, run.init.path, rank=rank), draft, waits=online.waits, own=journal.own)
-    served = journal.num_served()
+    target, proposer = load_models(run, rank=rank)
+    how = (online.num_speculative_tokens, sampling_of(run), stop_token_ids(target), recipe.seed)
+    server, served = OnlineServer(target, proposer, *how), journal.num_served()
+    inbox = DraftInbox(server.draft, draft, own=journal.own if online.waits else None)
     for request in requests_of(run, first=journal.request(served), world=world):
         with inbox.serving:
             updates = inbox.newest_for(served)
-            journal.write(inbox.server.serve(request, updates=updates))
+            journal.write(server.serve(request, updates=updates))
         served += 1
         print("served", flush=True)
     print("ended", flush=True)
 
 
-def main(words: list[str]) -> int:
+def main(words: list[str], serve: Callable[..., None] = serve) -> int:
     recipe, folder, draft, updates, rank, world = words
     newest = (int(updates), Path(draft))
     return report_user_errors(
@@ -626,4 +647,5 @@ def main(words: list[str]) -> int:
 
 
 if __name__ == "__main__":
+    take_interrupts()
     sys.exit(main(sys.argv[1:]))

@@ -249,7 +249,9 @@ class OnlineConfig(Section):
         description="live: serve each request by speculative decoding, in a separate process; recorded: replay the "
         "current draft on the responses and hidden states of the run's own data.",
     )
-    stream: StreamConfig = Field(description="The requests and their order.")
+    stream: StreamConfig | None = Field(
+        default=None, description="The requests and their order; null: those of `widedraft serve RECIPE`."
+    )
     num_speculative_tokens: NumSpeculativeTokens = 4
     update_interval: int = Field(
         default=8, ge=1, le=256, description="Requests between two updates, over all processes."
@@ -264,8 +266,8 @@ class OnlineConfig(Section):
 
     @property
     def waits(self) -> bool:
-        """True if a request waits for the update before it: always, unless the stream follows a growing file."""
-        return not self.stream.follow
+        """True if a request waits for the update before it: not over HTTP, nor if the stream follows a file."""
+        return self.stream is not None and not self.stream.follow
 
 
 def valid_repo_id(repo_id: str) -> str:

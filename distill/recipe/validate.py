@@ -184,6 +184,8 @@ def online_rules(recipe: Recipe) -> Broken:
         yield "distill.teacher", "must have source cache and contents hidden with distill.online."
     if recipe.data.responses == "given":
         yield "data.responses", "must be written with distill.online, got given."
+    if online.responses == "recorded" and online.stream is None:
+        yield "distill.online.stream", "must be set when distill.online.responses is recorded."
     if distill.global_train_batch_size < online.update_interval:
         most = f"got {online.update_interval} and {distill.global_train_batch_size}: a step trains on all new requests"
         yield "distill.online.update_interval", f"must be at most distill.global_train_batch_size, {most}."

@@ -62,19 +62,12 @@ def kill_after(count, recipe):
     process.wait()
 
 
-class Told:
-    """A server whose draft is a number."""
-
-    def __init__(self):
-        self.draft = torch.nn.Identity()
-
-
 @pytest.mark.parametrize(("waits", "expected"), [(True, [0, 0, 1, 1, 3]), (False, [0, 1, 1, 1, 3])])
 def test_a_request_waits_for_the_update_before_it_where_it_should(monkeypatch, waits, expected):
     """Two requests an update; the drafts of updates 1 to 3 are handed over at the times given."""
     monkeypatch.setattr("distill.online.serving.load_file", lambda path: {})
     monkeypatch.setattr("threading.Thread.start", lambda self: None)
-    drafts = DraftInbox(Told(), (0, Path("0")), waits=waits, own=2)
+    drafts = DraftInbox(torch.nn.Identity(), (0, Path("0")), own=2 if waits else None)
     found = [drafts.newest_for(0)]
     drafts.news.put((1, Path("1")))
     if not waits:
@@ -93,7 +86,7 @@ def test_a_request_waits_for_the_update_before_it_where_it_should(monkeypatch, w
 def test_nobody_speaks_any_more(monkeypatch):
     monkeypatch.setattr("distill.online.serving.load_file", lambda path: {})
     monkeypatch.setattr("threading.Thread.start", lambda self: None)
-    drafts = DraftInbox(Told(), (0, Path("0")), waits=True, own=2)
+    drafts = DraftInbox(torch.nn.Identity(), (0, Path("0")), own=2)
     drafts.news.put(None)
     with pytest.raises(SystemExit):
         drafts.newest_for(2)
@@ -114,8 +107,7 @@ from pathlib import Path
 import torch
 from distill.online import serving as worker
 worker.load_file = lambda path: {}
-class Server: draft = torch.nn.Identity()
-drafts = worker.DraftInbox(Server(), (0, Path("x")), waits=False, own=2)
+drafts = worker.DraftInbox(torch.nn.Identity(), (0, Path("x")))
 print("waiting", flush=True)
 time.sleep(600)  # as in a followed file that nobody writes to
 """
@@ -135,9 +127,7 @@ def test_what_waits_for_a_request_ends_with_the_training():
 @pytest.mark.parametrize("code", [2, 0, -9])
 def test_a_process_that_ended_without_a_word_is_told(tmp_path, code):
     words = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)" if code < 0 else f"raise SystemExit({code})"
-    process = subprocess.Popen(
-        [sys.executable, "-c", words], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
-    )
+    process = subprocess.Popen([sys.executable, "-c", words], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
     requests = LiveRequests(Path("r.yaml"), Journal(tmp_path, 0, 1, 2), process=process)
     with process, rejects("r.yaml", code):
         requests.take(0)

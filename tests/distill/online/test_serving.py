@@ -50,13 +50,13 @@ def test_the_response_is_the_targets_and_its_states_make_its_logits(pair, sampli
     target, draft = pair
     served = serve(target, draft, sampling)
     record = served.record
-    expected_AV = response_logits(target, PROMPT, served.response_ids)
+    expected_AV = response_logits(target, PROMPT, served.record.response_ids)
     torch.testing.assert_close(head_of(target).logits(served.hidden_AH), expected_AV, rtol=1e-4, atol=1e-5)
     if sampling.is_greedy:
         [alone] = plain_decode(target, [PROMPT], limits=Limits(20, frozenset({2})), row_seeds=[row_seed(3)])
-        assert served.response_ids == alone.token_ids
+        assert served.record.response_ids == alone.token_ids
     assert record.accepted < record.proposed
-    assert record.tokens == len(served.response_ids) == record.accepted + record.steps
+    assert record.tokens == len(served.record.response_ids) == record.accepted + record.steps
     assert (record.updates, record.source) == (4, "letters")
 
 
@@ -64,9 +64,10 @@ def test_tokens_are_accepted_up_to_the_first_that_differs(pair):
     """Of greedy responses: where the draft's argmax is not the target's, a step ends."""
     target, draft = pair
     served = serve(target, draft, Sampling(0.0))
-    drafted = response_logits(draft, PROMPT, served.response_ids).argmax(dim=-1).tolist()
-    steps = steps_along([a == b for a, b in zip(drafted, served.response_ids, strict=True)], num_speculative_tokens=3)
-    assert (served.record.steps, served.record.accepted) == (len(steps), sum(accepted for *_, accepted in steps))
+    drafted = response_logits(draft, PROMPT, served.record.response_ids).argmax(dim=-1).tolist()
+    agreed = [a == b for a, b in zip(drafted, served.record.response_ids, strict=True)]
+    steps = steps_along(agreed, num_speculative_tokens=3)
+    assert (served.record.steps, served.record.accepted) == (len(steps), sum(accepted for _, accepted in steps))
 
 
 def test_a_draft_that_is_the_target_is_always_accepted(pair):
@@ -81,10 +82,8 @@ def test_a_replay_of_the_response_says_what_serving_said(pair, num_speculative_t
     """Of greedy responses, exactly: the same verification steps and alpha."""
     target, draft = pair
     served = serve(target, draft, Sampling(0.0), num_speculative_tokens=num_speculative_tokens)
-    replay = DraftReplay(
-        draft, head_of(target), shared_vocab_size(target, draft), Sampling(0.0), num_speculative_tokens, 17
-    )
-    again = replay.serve(Recorded(3, "letters", PROMPT, served.response_ids, served.hidden_AH), updates=4)
+    replay = DraftReplay(draft, head_of(target), shared_vocab_size(target, draft), num_speculative_tokens, 17)
+    again = replay.serve(served.recorded, updates=4)
     record = served.record
     assert again.record == replace(record, alpha=pytest.approx(record.alpha), seconds=None)
 
@@ -94,9 +93,9 @@ def test_replayed_sampled_responses_accept_tokens_as_often_as_their_probability(
     target, draft = pair
     sampling = Sampling(0.9)
     served = serve(target, draft, sampling)
-    replay = DraftReplay(draft, head_of(target), shared_vocab_size(target, draft), sampling, 1, 0)
-    accepts = replay.accepts(PROMPT, served.response_ids, served.hidden_AH)
-    recorded = Recorded(3, "letters", PROMPT, served.response_ids[:2], served.hidden_AH[:2])
+    replay = DraftReplay(draft, head_of(target), shared_vocab_size(target, draft), 1, 0)
+    accepts = replay.accepts(served.recorded)
+    recorded = Recorded(3, "letters", PROMPT, served.record.response_ids[:2], sampling, served.hidden_AH[:2])
     replays = [replace(replay, seed=seed).serve(recorded, updates=0) for seed in range(400)]
     accepted = sum(each.record.steps == 1 for each in replays) / 400  # then the second token is the bonus token
     expected = accepts.accept[0]
@@ -108,14 +107,14 @@ def test_every_family_serves_with_its_states(make_checkpoint, family):
     folder = perturb(make_checkpoint(seed=3, model_type=family, **FAMILY_SETTINGS[family]))
     model = load_model(folder, dtype="float32", device="cpu")
     served = serve(model, deepcopy(model), Sampling(0.0))
-    expected_AV = response_logits(model, PROMPT, served.response_ids)
+    expected_AV = response_logits(model, PROMPT, served.record.response_ids)
     torch.testing.assert_close(head_of(model).logits(served.hidden_AH), expected_AV, rtol=1e-3, atol=1e-4)
     assert served.record.alpha == 1
 
 
 def test_a_request_is_learned_at_its_own_positions():
     """By hand: prompt 5 9 200, response 40 41 42; each token is predicted at the one before it, and nowhere else."""
-    fields = {"tokens": 3, "steps": 2, "proposed": 2, "accepted": 1, "seconds": None}
+    fields = {"tokens": 3, "steps": 2, "proposed": 2, "accepted": 1, "seconds": None, "sampling": Sampling()}
     record = RequestRecord(request=0, source="a", updates=0, alpha=0.5, response_ids=(40, 41, 42), **fields)
     example = Served(record, (5, 9, 200), torch.zeros(3, 4)).example
     assert (example.input_ids, example.last_id, example.spans) == ((5, 9, 200, 40, 41), 42, ((2, 5),))
@@ -157,9 +156,9 @@ def test_damaged_requests_and_records_are_named(tmp_path):
 @pytest.mark.parametrize(
     ("accepted", "num_speculative_tokens", "steps"),
     [
-        ("yynyyyyy", 3, [(0, 3, 2), (3, 3, 3), (7, 0, 0)]),  # one corrected; three accepted and a bonus; the last
-        ("nnnn", 2, [(0, 2, 0), (1, 2, 0), (2, 1, 0), (3, 0, 0)]),
-        ("yyyyy", 4, [(0, 4, 4)]),
+        ("yynyyyyy", 3, [(3, 2), (3, 3), (0, 0)]),  # one corrected; three accepted and a bonus; the last
+        ("nnnn", 2, [(2, 0), (2, 0), (1, 0), (0, 0)]),
+        ("yyyyy", 4, [(4, 4)]),
     ],
 )
 def test_cases_by_hand(accepted, num_speculative_tokens, steps):

@@ -11,10 +11,11 @@ import distill.model
 import distill.online.learning
 import distill.trainer
 from distill.chunked_loss import head_of
-from distill.online.learning import Guard, compare_on_stream, comparison, serve_stream
+from distill.online.learning import Guard, compare_on_stream, comparison, serve_again
 from distill.online.serving import RequestRecord, read_records, read_served
 from distill.run import Run
 from distill.train import train
+from eval.decoding.sampling import Sampling
 from eval.intervals import Resampling
 from eval.models import load_model
 from eval.replay import response_logits
@@ -72,12 +73,14 @@ def test_one_update_is_the_gradient_of_the_loss_of_the_responses(make_online, lo
     folder = Path(recipe.run_dir) / "online" / "rank0" / "requests"
     total, count = torch.zeros(()), 0
     for served in (read_served(folder / f"{i:08d}.safetensors") for i in range(2)):
-        ids = torch.tensor([[*served.prompt_ids, *served.response_ids[:-1]]])
+        ids = torch.tensor([[*served.prompt_ids, *served.record.response_ids[:-1]]])
         student_AV = init(input_ids=ids).logits[0, len(served.prompt_ids) - 1 :].float()
         target_AV = head_of(target).logits(served.hidden_AH.float())
-        assert torch.allclose(target_AV, response_logits(target, served.prompt_ids, served.response_ids), atol=1e-3)
-        total = total + by_hand(loss, student_AV, target_AV, torch.tensor(served.response_ids))
-        count += len(served.response_ids)
+        assert torch.allclose(
+            target_AV, response_logits(target, served.prompt_ids, served.record.response_ids), atol=1e-3
+        )
+        total = total + by_hand(loss, student_AV, target_AV, torch.tensor(served.record.response_ids))
+        count += len(served.record.response_ids)
     (total / count).backward()
     expected = {name: weight.grad for name, weight in init.named_parameters()}
     (optimizer,) = last_state(recipe)["optimizers"].values()
@@ -110,11 +113,11 @@ def test_an_encoder_decoder_learns_the_responses(make_online, make_translator, s
     train(recipe)
     folder, total, count = Path(recipe.run_dir) / "online" / "rank0" / "requests", 0.0, 0
     for served in (read_served(folder / f"{i:08d}.safetensors") for i in range(2)):
-        log_q = response_logits(before, served.prompt_ids, served.response_ids).log_softmax(-1)
-        total -= float(log_q.gather(1, torch.tensor(served.response_ids)[:, None]).sum())
-        count += len(served.response_ids)
+        log_q = response_logits(before, served.prompt_ids, served.record.response_ids).log_softmax(-1)
+        total -= float(log_q.gather(1, torch.tensor(served.record.response_ids)[:, None]).sum())
+        count += len(served.record.response_ids)
         teacher = load_model(target, dtype="float32", device="cpu")
-        expected, head = response_logits(teacher, served.prompt_ids, served.response_ids), head_of(teacher)
+        expected, head = response_logits(teacher, served.prompt_ids, served.record.response_ids), head_of(teacher)
         torch.testing.assert_close(head.logits(served.hidden_AH), expected, rtol=1e-3, atol=1e-4)
     assert count
     assert metrics(recipe)[0]["loss/train/total"] == pytest.approx(total / count, rel=1e-4)
@@ -213,13 +216,14 @@ def test_a_stream_of_other_rows_than_the_responses_is_refused(make_online, tmp_p
 @pytest.mark.usefixtures("warm")
 @pytest.mark.parametrize("responses", ["recorded", "live"])
 def test_drafts_that_do_not_learn_are_compared_on_the_same_stream(make_online, responses):
-    """The first requests, which the online draft has not learned from yet, are served alike."""
+    """The first requests, which the online draft has not learned from yet, are served alike; all kept ones count."""
     recipe = make_online(online={"responses": responses, "baselines": ["init"]}, max_duration="1ba")
     train(recipe)
     run = Run.of(recipe)
-    static = [replace(each.record, seconds=None) for each in serve_stream(run, run.init.path)]
+    static = [replace(each.record, seconds=None) for each in serve_again(run, run.init.path)]
     learned = read_records(run.folder / "online" / "records.jsonl")
-    assert len(static) == NUM_REQUESTS
+    kept = list((run.folder / "online").glob("rank0/requests/*"))
+    assert len(static) == (NUM_REQUESTS if responses == "recorded" else len(kept)) >= 2
     assert static[:2] == [replace(each, seconds=None) for each in learned][:2]
     table = compare_on_stream(run).read_text()
     assert [line.split("|")[2].strip() for line in table.splitlines() if line.startswith("| first")] == [
@@ -232,7 +236,7 @@ def test_a_comparison_pools_the_last_requests_of_each_source():
     """Of 40 requests, 5 of each source are the last quarter: gains by hand."""
     resampling = Resampling(0.95, 200, 1)
     fields = {"updates": 0, "tokens": 4, "steps": 2, "proposed": 4, "accepted": 2}
-    fields |= {"seconds": None, "response_ids": (1, 2, 3, 4)}
+    fields |= {"seconds": None, "response_ids": (1, 2, 3, 4), "sampling": Sampling()}
     static = [RequestRecord(request=n, source="ab"[n // 20], alpha=0.1, **fields) for n in range(40)]
     online = [replace(each, alpha=0.4 if each.request % 20 >= 15 else 0.0) for each in static]
     rows = comparison({"static": static, "online": online}, resampling).rows

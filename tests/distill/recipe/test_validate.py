@@ -111,6 +111,8 @@ def broken(**sections) -> list[str]:
         ({"distill": {**ONLINE, "packing": True}}, ["distill.packing"]),
         ({"distill": {**ONLINE, "global_train_batch_size": 2}}, ["distill.online.update_interval"]),
         ({"distill": {**ONLINE, "max_duration": "9tok"}}, ["distill.max_duration"]),
+        ({"distill": {**ONLINE, "online": {}}}, []),
+        ({"distill": {**ONLINE, "online": {"responses": "recorded"}}}, ["distill.online.stream"]),
         ({"distill": {**ONLINE, "parallelism": "fsdp2", "device_train_microbatch_size": 1}}, ["distill.parallelism"]),
         ({"distill": ONLINE, "architecture": {"layers": 2, "vocabulary": {"size": 9, "from": "responses"}}},
          ["architecture.vocabulary.from"]),
