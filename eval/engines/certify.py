@@ -104,7 +104,7 @@ class CertifySettings(Section):
     out: Annotated[Path | None, Flag(metavar="DIR", absent="the draft's directory")] = Field(
         default=None, description="Output directory of certificate.json."
     )
-    seed: Seed = Field(default=17, description="Seed of the order of runs with and without the draft.")
+    seed: Seed = Field(default=17, description="Seed of the order of runs, and of sampled responses.")
 
     @model_validator(mode="after")
     def _consistent(self) -> "CertifySettings":
