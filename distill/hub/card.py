@@ -180,8 +180,7 @@ def certified(folder: Path, engine: EngineName) -> str:
 def single_note(certificate: Certificate) -> str:
     run, speed = certificate.run, certificate.speed
     if not certificate.holds:
-        failed = ", ".join(finding.law for finding in certificate.findings if not finding.holds)
-        return f"NOT CERTIFIED in version {run.version}: {failed}."
+        return f"NOT CERTIFIED in version {run.version}: {', '.join(certificate.failed)}."
     interval = "" if speed.interval is None else " [{:.2f}, {:.2f}]".format(*speed.interval)
     return (
         f"Certified in version {run.version} ({len(run.texts)} texts, counts equal replay); speedup {speed.value:.2f}x"
@@ -190,9 +189,8 @@ def single_note(certificate: Certificate) -> str:
 
 
 def served_note(served: ServedCertificate) -> str:
-    failed = ", ".join(finding.law for finding in served.findings if not finding.holds)
-    if failed:
-        return f"NOT CERTIFIED as served in version {served.version}: {failed}."
+    if not served.holds:
+        return f"NOT CERTIFIED as served in version {served.version}: {', '.join(served.failed)}."
     missed = f", without {', '.join(served.not_exercised)}" if served.not_exercised else ""
     return f"Certified as served ({', '.join(served.exercised)}{missed})."
 

@@ -28,7 +28,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from architectures.errors import UserError
 from architectures.manifest import processor_name
 from eval.chat import render_prompt
-from eval.decoding.sampling import Sampling, stream_seed
+from eval.decoding.sampling import Sampling
 from eval.engines.certificate import (
     Counted,
     Finding,
@@ -39,14 +39,13 @@ from eval.engines.certificate import (
     TextPair,
     pooled,
 )
-from eval.engines.external_generate import sampling_fields
+from eval.engines.external_generate import engine_seed, sampling_fields
 from eval.engines.runs import (
-    MIN_PROMPTS,
-    MIN_TOKENS,
     TOLERANCE,
     OwnTokens,
     command_of,
     differs,
+    enough,
     find_ties,
     rates,
     replay_text,
@@ -61,7 +60,6 @@ CONCURRENCY = 16
 NUM_LONG = 4  # prompts of the parts middle and long
 BEYOND = 32768  # a context beyond it is named in the certificate
 CPU_MODEL_LEN = 4096  # default there, where longer prompts take minutes
-MOST_SEEDS = 2**31  # llama.cpp takes 32 bits
 CONFIDENCE, RESAMPLES = 0.99, 2000
 Texts = Mapping[PartName, list[list[int]]]
 
@@ -138,8 +136,8 @@ class ServedSetup:
 
     def sampling(self, part: PartName, row: int, *, drafted: bool) -> dict[str, Any]:
         how = Sampling(1.0) if part == "sampled" else Sampling()
-        seed = stream_seed(self.seed + drafted, row) % MOST_SEEDS
-        return sampling_fields(how, no_top_k=0) | {"max_tokens": self.max_new_tokens, "seed": seed}
+        own = {"max_tokens": self.max_new_tokens, "seed": engine_seed(self.seed + drafted, row)}
+        return sampling_fields(how, no_top_k=0) | own
 
 
 def served_length(folders: Sequence[Path], wanted: int | None) -> int:
@@ -239,7 +237,7 @@ def certify_as_served(setup: ServedSetup, folders: tuple[Path, Path]) -> ServedC
         not_exercised=missed,
         parts=tuple(done),
         findings=(
-            enough(setup),
+            enough(len(setup.ids), setup.max_new_tokens),
             *same_texts(done, folders[0], served_dtype),
             *map(same_counts, done),
             sampled_acceptance(unaided, replays["sampled"], setup.seed),
@@ -270,21 +268,10 @@ def replay_texts(
 
     A drafted token is accepted exactly if it is the text's, whatever the target's probability of it.
     """
-    k, counts = setup.num_speculative_tokens, []
-    for prompt, text in zip(prompts, texts, strict=True):
-        if len(text) > 1:  # prefill gives the first token
-            counts.append(replay_text(draft, [*prompt, text[0]], text[1:], k, setup.own))
-        else:
-            counts.append(Counted(steps=0, proposed=0, accepted=0, by_position=(0,) * k))
-    return counts
-
-
-def enough(setup: ServedSetup) -> Finding:
-    return Finding(
-        law="enough",
-        holds=len(setup.ids) >= MIN_PROMPTS and setup.max_new_tokens >= MIN_TOKENS,
-        detail=f"{len(setup.ids)} prompts, {setup.max_new_tokens} tokens (required: {MIN_PROMPTS}, {MIN_TOKENS})",
-    )
+    return [  # prefill gives the first token
+        replay_text(draft, [*prompt, *text[:1]], text[1:], setup.num_speculative_tokens, setup.own)
+        for prompt, text in zip(prompts, texts, strict=True)
+    ]
 
 
 def same_texts(parts: Sequence[ServedPart], target: Path, dtype: str) -> Iterator[Finding]:

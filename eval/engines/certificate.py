@@ -95,6 +95,21 @@ class Finding:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Judged:
+    """The laws checked of a certificate."""
+
+    findings: tuple[Finding, ...]
+
+    @property
+    def failed(self) -> tuple[str, ...]:
+        return tuple(finding.law for finding in self.findings if not finding.holds)
+
+    @property
+    def holds(self) -> bool:
+        return not self.failed
+
+
+@dataclass(frozen=True, kw_only=True)
 class Speed:
     """Tokens per second without and with the draft, in interleaved runs, and the speedup."""
 
@@ -107,7 +122,7 @@ class Speed:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Certificate:
+class Certificate(Judged):
     """Entry of certificate.json for one engine.
 
     Attributes:
@@ -118,14 +133,9 @@ class Certificate:
 
     run: EngineRun
     replay: Counted
-    findings: tuple[Finding, ...]
     speed: Speed
     hardware: str
     created: str
-
-    @property
-    def holds(self) -> bool:
-        return all(finding.holds for finding in self.findings)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,7 +156,7 @@ class ServedPart:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServedCertificate:
+class ServedCertificate(Judged):
     """Entry of certificate.json for one engine with its default settings, under load.
 
     Attributes:
@@ -164,13 +174,8 @@ class ServedCertificate:
     exercised: tuple[str, ...]
     not_exercised: tuple[str, ...]
     parts: tuple[ServedPart, ...]
-    findings: tuple[Finding, ...]
     hardware: str
     created: str
-
-    @property
-    def holds(self) -> bool:
-        return all(finding.holds for finding in self.findings)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -40,10 +40,10 @@ from eval.benchmark import (
     method_of,
 )
 from eval.config import GenerateConfig, SpeedEngine
-from eval.decoding.sampling import Sampling, stream_seed
+from eval.decoding.sampling import Sampling
 from eval.decoding.speculative import LookupFirst, NgramLookup
 from eval.engines.certificate import pooled
-from eval.engines.external_generate import EngineServer, sampling_fields
+from eval.engines.external_generate import EngineServer, engine_seed, sampling_fields
 from eval.engines.runs import OwnTokens, own_tokens, replay_text, require_engine_form
 from eval.engines.worker_process import WorkerProcess
 from eval.large_targets import free_bytes
@@ -51,7 +51,6 @@ from eval.models import load_model, require_same_tokenizer
 from eval.scorecard_schema import ModelIdentity
 from eval.scorecard_tables import times
 
-MOST_SEEDS = 2**31  # llama.cpp takes 32 bits
 WEIGHT_FILES = (".safetensors", ".bin")
 PACKED_COPIES = 1.9  # vLLM on a CPU keeps packed weights next to a checkpoint's; 6.6 GB for 3.5 GB, measured
 GPU_SHARE = 0.9  # of a GPU's memory, divided among the methods
@@ -209,7 +208,7 @@ def request_of(setup: EngineSetup, method: Method, num_methods: int) -> dict[str
 
 def decode(worker: WorkerProcess, setup: EngineSetup, prompts: Prompts, row_seeds: Sequence[int]) -> TimedRun:
     fields = sampling_fields(setup.sampling, no_top_k=0) | {"max_tokens": setup.max_new_tokens}
-    sampling = [fields | {"seed": stream_seed(setup.seed, row) % MOST_SEEDS} for row in row_seeds]
+    sampling = [fields | {"seed": engine_seed(setup.seed, row)} for row in row_seeds]
     reply = worker.exchange({"prompts": [list(ids) for ids in prompts], "sampling": sampling})
     responses, accepted = reply["ids"], reply["accepted"]
     # Prefill gives each response its first token, and every step its accepted tokens and one more.
@@ -239,7 +238,7 @@ def timed_run(whole_s: float, streamed: Iterable[Streamed], steps: int, accepted
 
 def decode_at(server: EngineServer, setup: EngineSetup, k: int, prompts: Prompts, row_seeds: Sequence[int]) -> TimedRun:
     """Stream responses from a server; k is its num_speculative_tokens, 0 for none."""
-    seeds = [stream_seed(setup.seed, row) % MOST_SEEDS for row in row_seeds]
+    seeds = [engine_seed(setup.seed, row) for row in row_seeds]
     stream = partial(server.stream, max_tokens=setup.max_new_tokens, sampling=setup.sampling, is_plain=k == 0)
     steps_before, before = server.counters() if k else (0, Counter[int]())
     start_s = time.perf_counter()

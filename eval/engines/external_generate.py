@@ -28,7 +28,15 @@ from architectures.sharing import Share
 from architectures.target_files import stop_ids
 from eval.config import GenerateConfig
 from eval.decoding.generate import Kind, LocalGenerator, Missing, Rendered, derive_seed, sampling_of
-from eval.decoding.sampling import Decoded, Limits, Sampling, log_distribution, penalised, seen_along
+from eval.decoding.sampling import (
+    Decoded,
+    Limits,
+    Sampling,
+    log_distribution,
+    penalised,
+    seen_along,
+    stream_seed,
+)
 from eval.engines.worker_process import EngineLostError, WorkerProcess
 from eval.lossless import shortfalls
 from eval.replay import response_logits
@@ -58,6 +66,11 @@ def sampling_fields(sampling: Sampling, *, no_top_k: int) -> dict[str, Any]:
         "presence_penalty": 0.0,
         "frequency_penalty": 0.0,
     }
+
+
+def engine_seed(seed: int, row: int) -> int:
+    """Return the seed of a request; llama.cpp takes 32 bits."""
+    return stream_seed(seed, row) % 2**31
 
 
 @contextmanager

@@ -230,11 +230,7 @@ def find(
     worst = max(abs(a - b) for a, b in zip(rates(replay, counted), rates(counted, counted), strict=True))
     positions = run.num_speculative_tokens if counted.by_position is None else 1  # positions covered by that one rate
     return [
-        Finding(
-            law="enough",
-            holds=num_texts >= MIN_PROMPTS and run.max_new_tokens >= MIN_TOKENS,
-            detail=f"{num_texts} prompts, {run.max_new_tokens} tokens (required: {MIN_PROMPTS}, {MIN_TOKENS})",
-        ),
+        enough(num_texts, run.max_new_tokens),
         Finding(
             law="files", holds=not differing, detail=f"different from the target's: {', '.join(differing) or 'none'}"
         ),
@@ -257,6 +253,14 @@ def find(
             f"{replay.steps}; largest difference of a rate {worst:.3f} (allowed: {TOLERANCE * positions:g})",
         ),
     ]
+
+
+def enough(num_prompts: int, max_new_tokens: int) -> Finding:
+    return Finding(
+        law="enough",
+        holds=num_prompts >= MIN_PROMPTS and max_new_tokens >= MIN_TOKENS,
+        detail=f"{num_prompts} prompts, {max_new_tokens} tokens (required: {MIN_PROMPTS}, {MIN_TOKENS})",
+    )
 
 
 def rates(counted: Counted, like: Counted) -> list[float]:
@@ -358,12 +362,16 @@ def replay_run(draft: PreTrainedModel, run: EngineRun, own: OwnTokens | None = N
     the engine's, quantised or not.
     """
     alone = int(run.engine not in PROPOSES_AT_ONCE)
-    counts = []
-    for text in run.texts:
-        prompt, response = (*text.prompt_ids, *text.plain_ids[:alone]), text.plain_ids[alone:]
-        nothing = Counted(steps=0, proposed=0, accepted=0, by_position=(0,) * run.num_speculative_tokens)
-        counts.append(replay_text(draft, prompt, response, run.num_speculative_tokens, own) if response else nothing)
-    return counts
+    return [
+        replay_text(
+            draft,
+            (*text.prompt_ids, *text.plain_ids[:alone]),
+            text.plain_ids[alone:],
+            run.num_speculative_tokens,
+            own,
+        )
+        for text in run.texts
+    ]
 
 
 def replay_text(
@@ -373,7 +381,9 @@ def replay_text(
     num_speculative_tokens: int,
     own: OwnTokens | None,
 ) -> Counted:
-    """Compute counts of one text of at least one token; integers, since every probability is 0 or 1."""
+    """Compute counts of one text, which may be empty; integers, since every probability is 0 or 1."""
+    if not response:
+        return Counted(steps=0, proposed=0, accepted=0, by_position=(0,) * num_speculative_tokens)
     wanted = response
     if own is not None:
         prompt, response, wanted = own.read(prompt), own.read(response), own.expected(response)
