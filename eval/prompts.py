@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 
 
 MESSAGE_FIELDS = ("messages", "conversations", "conversation")
-FIELDS = (*MESSAGE_FIELDS, "turns", "prompt", "question", "instruction", "chosen")
-RESPONSE_FIELDS = ("answer", "completion", "response", "output", "chosen")
+FIELDS = (*MESSAGE_FIELDS, "turns", "prompt", "question", "query", "problem", "instruction", "chosen")
+RESPONSE_FIELDS = ("answer", "completion", "response", "output", "solution", "chosen")
 CATEGORIES = ("category", "dataset", "topic", "language")  # of a conversation, named as in arXiv 2310.07177
 EXAMPLE = '{"prompt": "Why is the sky blue?"}'
 

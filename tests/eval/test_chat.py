@@ -99,6 +99,8 @@ CONVERSATIONS = {
         [system("s"), user("x"), assistant("y"), *ANSWERED],
     ),
     "OpenOrca": ({"system_prompt": "s", "question": "a", "response": "b"}, [system("s"), *ANSWERED]),
+    "CodeFeedback, MetaMathQA": ({"query": "a", "answer": "b"}, ANSWERED),
+    "Magicoder": ({"lang": "python", "problem": "a", "solution": "b"}, ANSWERED),
     "TRL": ({"prompt": [user("a")], "completion": [assistant("b")]}, ANSWERED),
     "a preference": ({"prompt": "a", "chosen": "b", "rejected": "c"}, ANSWERED),
     "a preference of conversations": ({"chosen": ANSWERED, "rejected": [user("a"), assistant("c")]}, ANSWERED),
