@@ -16,7 +16,6 @@ Shape suffixes used in this file:
     V = vocabulary entries
 """
 
-import ctypes
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -66,7 +65,7 @@ from distill.teacher_cache import CachedResponses, load_head
 from distill.text_training import text_training, without_dur
 from eval.decoding.sampling import Sampling
 from eval.machine import share_cores
-from eval.models import load_model, stop_token_ids
+from eval.models import keep_freed_memory, load_model, stop_token_ids
 
 Value = TypeVar("Value")
 
@@ -494,19 +493,3 @@ def build_scheduler(config: sections.SchedulerConfig) -> optim.ComposerScheduler
             t_warmup=config.t_warmup, alpha_f=config.alpha_f
         ),
     }[config.name]
-
-
-TRIM_THRESHOLD, TOP_PAD, MMAP_THRESHOLD = -1, -2, -3  # as glibc's malloc.h numbers them
-KEPT = {
-    MMAP_THRESHOLD: 1 << 30,  # bytes; smaller blocks come from retained memory
-    TRIM_THRESHOLD: (1 << 31) - 1,  # bytes free at the end before any are returned: the maximum of an int
-    TOP_PAD: 64 << 20,  # bytes requested in addition
-}
-
-
-def keep_freed_memory() -> bool:
-    """Make glibc retain freed memory; return False for other C libraries. Results do not depend on it."""
-    library = ctypes.CDLL(None)
-    if not hasattr(library, "mallopt"):
-        return False
-    return all(library.mallopt(which, value) for which, value in KEPT.items())  # returns 1 on success

@@ -48,6 +48,7 @@ from eval.layer_memory import KEY, LayerMemory, layer_memory, reject_small_cap, 
 from eval.models import (
     default_device,
     give_back_from_now_on,
+    keep_freed_memory,
     load_config,
     load_model,
     model_class,
@@ -484,7 +485,10 @@ def load_target(
         return load_layered(folder, dtype=dtype, device=device or default_device(), holding=holding)
     if holding.placement == "spread":
         return load_spread(folder, dtype=dtype, holding=holding)
-    return load_model(folder, dtype=dtype, device=device, bits=holding.bits, encoder_decoder=encoder_decoder)
+    model = load_model(folder, dtype=dtype, device=device, bits=holding.bits, encoder_decoder=encoder_decoder)
+    if model.device.type == "cpu":
+        keep_freed_memory()
+    return model
 
 
 def load_spread(folder: Path, *, dtype: str, holding: Holding) -> PreTrainedModel:

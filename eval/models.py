@@ -157,7 +157,13 @@ DAMAGED = (  # raised by transformers for files with entries of the wrong type
 )
 # Without trust_remote_code=False, transformers prompts on the terminal whether to run a checkpoint's own code.
 FROM_THE_FOLDER_ALONE: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
-MMAP_THRESHOLD, MAPPED_BYTES = -3, 1 << 20  # the first as numbered in glibc's malloc.h
+TRIM_THRESHOLD, TOP_PAD, MMAP_THRESHOLD = -1, -2, -3  # as glibc's malloc.h numbers them
+MAPPED_BYTES = 1 << 20
+KEPT = {
+    MMAP_THRESHOLD: 1 << 30,  # bytes; smaller blocks come from retained memory
+    TRIM_THRESHOLD: (1 << 31) - 1,  # bytes free at the end before any are returned: the maximum of an int
+    TOP_PAD: 64 << 20,  # bytes requested in addition
+}
 HIDDEN, LAYERS = ("hidden_size", "n_embd", "d_model"), ("num_hidden_layers", "n_layer", "num_layers", "decoder_layers")
 NEURONS = ("moe_intermediate_size", "intermediate_size", "ffn_dim", "d_ff", "n_inner")
 WHOLE = ("I", "U", "BOOL")  # prefixes of safetensors' dtype codes without fractions
@@ -536,6 +542,17 @@ def give_back_freed_memory() -> bool:
         return False
     library.malloc_trim(ctypes.c_size_t(0))
     return True
+
+
+def keep_freed_memory() -> bool:
+    """Make glibc retain freed memory; return False for other C libraries. Results do not depend on it.
+
+    Otherwise the system clears the pages of every large tensor again.
+    """
+    library = ctypes.CDLL(None)
+    if not hasattr(library, "mallopt"):
+        return False
+    return all(library.mallopt(which, value) for which, value in KEPT.items())  # returns 1 on success
 
 
 def give_back_from_now_on() -> bool:

@@ -336,7 +336,7 @@ def test_the_orders_are_the_same_whatever_the_teacher(make_run, batches_of):
 
 SCRIPT = """
 import resource, torch
-from distill.trainer import keep_freed_memory
+from eval.models import keep_freed_memory
 def step():
     rows = [torch.ones(10 << 20) for _ in range(3)]  # 40 MiB each, which glibc never keeps by itself
     return sum(float(row[0]) for row in rows)
