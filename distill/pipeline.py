@@ -80,6 +80,7 @@ from distill.stage_inputs import (
     reject_orphaned_training,
     require_training_inputs,
     scores_inputs,
+    stream_baselines,
 )
 from eval.responses import EVERY_FILE, ShardPart, missing_shards, read_claims, read_traces
 
@@ -87,7 +88,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from eval.prompts import Prompt
-    from eval.scorecard_schema import Scorecard
+    from eval.scorecard_schema import Scorecard, StreamRow
 
 
 def weights_and_plan(run: Run) -> tuple[Path, PruningPlan, dict[str, Any]]:
@@ -343,6 +344,7 @@ def score_draft(run: Run, finish: Callable[..., None]) -> None:
     from eval.scorecard_schema import UNDISTILLED
 
     drafts = {UNDISTILLED: run.init.path, "draft": run.draft.path}
+    on_stream = run.share.lead(lambda: compared_on_stream(run))
     with responses_by(run.recipe.generate) as kind:
         score_drafts(
             run.target,
@@ -354,8 +356,18 @@ def score_draft(run: Run, finish: Callable[..., None]) -> None:
             generated_by=kind,
             holding=run.recipe.target.holding,
             share=run.share,
+            on_stream=on_stream,
         )
     finish()
+
+
+def compared_on_stream(run: Run) -> tuple["StreamRow", ...]:
+    """Replay an online draft's requests with its static baselines; empty without them."""
+    if not stream_baselines(run):
+        return ()
+    from distill.online.learning import compare_on_stream
+
+    return compare_on_stream(run)
 
 
 def use_best_k(run: Run) -> None:
@@ -564,8 +576,6 @@ def run_until_trained(recipe_path: Path, overrides: Sequence[str], share: Share 
 def run_all(recipe_path: Path, overrides: Sequence[str], share: Share = ALONE) -> None:
     """Train, evaluate, report and push; skip current stages; print the headline."""
     run = run_until_trained(recipe_path, overrides, share)
-    if run.recipe.distill.online is not None and run.recipe.distill.online.baselines:
-        timed("comparison", lambda: share.lead(lambda: comparison_stage(run)))
     timed("eval", lambda: eval_stage(run))
     timed("report", lambda: report_stage(run))
     if run.recipe.distill.push_to_hub is not None:
@@ -675,13 +685,6 @@ def verify_cache_stage(run: Run) -> None:
 def cache_if_configured(run: Run) -> None:
     if run.recipe.distill.teacher.is_cache:
         timed("cache", lambda: cache_stage(run))
-
-
-def comparison_stage(run: Run) -> None:
-    """Compare static drafts with the online one, on its stream of requests."""
-    from distill.online.learning import compare_on_stream
-
-    print(f"   {compare_on_stream(run)}")
 
 
 def eval_stage(run: Run) -> None:

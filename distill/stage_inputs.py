@@ -229,7 +229,15 @@ def eval_inputs(run: Run) -> dict[str, Any]:
         "seed": run.recipe.seed,
         **packed_inputs(run.recipe),
         **({} if placement == "whole" else {"target.placement": placement}),  # affects step times
+        **{f"online.{name}": fingerprint_checkpoint(folder) for name, folder in stream_baselines(run).items()},
     }
+
+
+def stream_baselines(run: Run) -> dict[str, Path]:
+    """Return the static drafts to compare with an online one, by name; none without distill.online."""
+    online = run.recipe.distill.online
+    names = () if online is None else online.baselines
+    return {name: run.init.path if name == "init" else Path(name) for name in names}
 
 
 def sources_as_input(sources: Sequence[PromptSource]) -> list[dict[str, Any]]:

@@ -222,7 +222,7 @@ def scored_sections(runs: Sequence[ScoredRun], cards: Mapping[str, Scorecard]) -
         ),
         *(
             ReportSection(table.title, table)
-            for table in (tables.groups(drafts), tables.differences(cards))
+            for table in (tables.groups(drafts), tables.differences(cards), tables.on_stream(cards))
             if table is not None
         ),
         ReportSection("Step times", tables.step_times(cards), [depth_figure(drafts)]),

@@ -72,6 +72,7 @@ def score_drafts(
     generated_by: Kind | None = None,
     holding: Holding = WHOLE,
     share: Share = ALONE,
+    on_stream: tuple[schema.StreamRow, ...] = (),
 ) -> schema.Scorecard:
     """Score drafts of one target on the same prompts, and write everything into a directory.
 
@@ -81,6 +82,7 @@ def score_drafts(
         out: Directory of the scorecard and of the target's responses, which a rerun reads again.
         seed: Of sampled responses, resampling, and the order of timed steps.
         share: This process's part of responses and replays; only the first process measures times.
+        on_stream: Acceptance of an online draft and its baselines on the requests that it served.
 
     Raises:
         UserError: If target and draft do not fit together, or no prompt is short enough.
@@ -114,6 +116,7 @@ def score_drafts(
         assert replayed is not None, "of the first process"
         with torch_threads(None):
             card = measure(replayed, target, drafts, prompts, config, out=out, seed=seed, holding=holding)
+        card = card.model_copy(update={"on_stream": on_stream})
         write_text(f"{markdown(scorecard_page(card))}\n", out / "scorecard.md")
         schema.write_record(card, out / schema.CARD_NAME)
         return card

@@ -346,6 +346,18 @@ class DifferenceRow(RuleDifference):
     greedy_match_p: float
 
 
+class StreamRow(Record):
+    """A draft over the last requests of one source of an online stream; gains are over the first baseline."""
+
+    source: str
+    draft: str
+    requests: int
+    alpha: Estimate
+    tau: Estimate
+    alpha_gain: Estimate | None = None
+    tau_gain: Estimate | None = None
+
+
 # Step times and what they predict.
 
 
@@ -569,6 +581,7 @@ class Scorecard(Record):
     latency: ScoredLatency
     speedup: Some[SpeedupRow]
     lives: Some[Live]  # temperature 0 first, then in the order of the recipe
+    on_stream: tuple[StreamRow, ...] = ()
     provenance: Provenance
 
     @property

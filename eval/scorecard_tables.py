@@ -296,6 +296,22 @@ def differences(cards: Mapping[str, Scorecard]) -> Table | None:
     return Table(columns, rows, "Paired differences on the same prompts and responses") if rows else None
 
 
+def on_stream(cards: Mapping[str, Scorecard]) -> Table | None:
+    """Tabulate online drafts and their static baselines on the requests that they served."""
+    rows = [
+        (
+            row.source,
+            row.draft if len(cards) == 1 else f"{name}: {row.draft}",
+            f"{row.requests:,}",
+            *map(interval, (row.alpha, row.alpha_gain, row.tau, row.tau_gain)),
+        )
+        for name, card in cards.items()
+        for row in card.on_stream
+    ]
+    columns = ("source", "draft", "requests", "acceptance rate", "gain", "acceptance length", "gain")
+    return Table(columns, rows, "On the last quarter of the stream's requests") if rows else None
+
+
 def between_runs(first: str, name: str, baseline: Scorecard, card: Scorecard) -> list[tuple[object, ...]]:
     """Return rows of a run's draft minus that of the first, at temperatures at which both have the same responses."""
     rows, resampling = [], card.settings.resampling
@@ -417,6 +433,7 @@ def scorecard_page(card: Scorecard | RecordedScorecard) -> TableSection:
             results(drafts),
             measured(drafts),
             differences(named),
+            on_stream(named),
             by_k(drafts),
             positions(drafts),
             groups(drafts),

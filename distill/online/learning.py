@@ -7,7 +7,7 @@ Shape suffixes used in this file:
 import os
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,9 +23,9 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, IterableDataset
 
-from architectures.console import Table, markdown, track
+from architectures.console import track
 from architectures.errors import UserError
-from architectures.files import write_text
+from architectures.manifest import fingerprint_checkpoint
 from distill.checkpoints.checkpoint_files import find_checkpoints, training_time
 from distill.chunked_loss import vocab_size_of
 from distill.data.batches import collate
@@ -35,6 +35,7 @@ from distill.recipe.recipe import save_recipe
 from distill.recipe.sections import OnlineConfig, teacher_dtype
 from distill.response_batches import Widths, split_batch
 from distill.run import RECIPE_NAME, Run
+from distill.stage_inputs import stream_baselines
 from distill.teacher import CachedTeacher
 from distill.teacher_cache import PREFIX, load_head
 from eval.intervals import (
@@ -49,10 +50,10 @@ from eval.intervals import (
     t_bound,
 )
 from eval.models import default_device, load_model, require_same_tokenizer
-from eval.scorecard_tables import interval
+from eval.scorecard_schema import StreamRow
 from eval.stream import open_stream
 
-FOLDER, RECORDS, TABLE = "online", "records.jsonl", "comparison.md"  # in the run directory
+FOLDER, RECORDS = "online", "records.jsonl"  # in the run directory
 NEEDED_CHECKPOINTS = 2  # the newest, and the one used if it is damaged
 BUFFER_SIZE = 256  # newest requests of each process, used to fill up batches
 GUARD_INTERVAL = 4  # updates between two tests of the draft against the last good one
@@ -374,36 +375,26 @@ def request_training(
     return data, [Updates(feed, guard, folder=folder, checkpoints=run.checkpoints.path)], max_duration
 
 
-def compare_on_stream(run: Run) -> Path:
-    """Replay the requests with static drafts, write <run>/online/comparison.md, and return its path.
+def compare_on_stream(run: Run) -> tuple[StreamRow, ...]:
+    """Replay the requests with static drafts; return acceptance of all of them and of the online draft.
 
     Their records are kept in <run>/online: a second call recomputes only those of newer drafts.
 
     Raises:
         UserError: If a baseline has another tokenizer, or the online draft has served nothing yet.
     """
-    folder, online = run.folder / FOLDER, serving.online_of(run)
+    folder = run.folder / FOLDER
     learned = list(serving.read_records(folder / RECORDS))
     if not learned:
         raise UserError(f"{folder / RECORDS}: contains no requests. Train the online draft first (widedraft distill).")
     by_draft = {}
-    for number, name in enumerate(online.baselines):
-        draft, records_file = run.init.path if name == "init" else Path(name), folder / f"baseline-{number}.jsonl"
-        weights = list(draft.glob("*.safetensors"))
-        written_ns = [path.stat().st_mtime_ns for path in (*weights, folder / RECORDS)]
-        if not (records_file.is_file() and weights and records_file.stat().st_mtime_ns > max(written_ns)):
-            require_same_tokenizer(run.target, draft)
+    for name, draft in stream_baselines(run).items():
+        require_same_tokenizer(run.target, draft)
+        records_file = folder / f"baseline-{fingerprint_checkpoint(draft)[:12]}.jsonl"
+        if not records_file.is_file() or records_file.stat().st_mtime_ns < (folder / RECORDS).stat().st_mtime_ns:
             serving.write_records([served.record for served in serve_again(run, draft)], records_file)
         by_draft[name] = list(serving.read_records(records_file))
-    by_draft["online"] = learned
-    resampling = Resampling(CONFIDENCE, NUM_RESAMPLES, run.recipe.seed)
-    text = (
-        f"Acceptance over the last {COMPARED_SHARE:.0%} of each source's requests, with {resampling.confidence:.0%} "
-        f"intervals by bootstrap over requests. Gains are over {online.baselines[0]} on the same requests, paired in "
-        "resampling. Results per request are in records.jsonl and baseline-*.jsonl."
-    )
-    write_text(markdown(text, comparison(by_draft, resampling)) + "\n", folder / TABLE)
-    return folder / TABLE
+    return comparison({**by_draft, "online": learned}, Resampling(CONFIDENCE, NUM_RESAMPLES, run.recipe.seed))
 
 
 def serve_again(run: Run, draft: Path) -> Iterator[serving.Served]:
@@ -423,15 +414,13 @@ def serve_again(run: Run, draft: Path) -> Iterator[serving.Served]:
         yield replay.serve(each, updates=0)
 
 
-def comparison(by_draft: Mapping[str, Sequence[serving.RequestRecord]], resampling: Resampling) -> Table:
+def comparison(
+    by_draft: Mapping[str, Sequence[serving.RequestRecord]], resampling: Resampling
+) -> tuple[StreamRow, ...]:
     """Return a row per source and draft: alpha and tau over the last requests, and gains over the first draft.
 
-    Only requests that all drafts served are compared.
+    Only requests that all drafts served are compared, paired in resampling.
     """
-    measures: list[Callable[[Sequence[serving.RequestRecord]], Columns]] = [
-        lambda records: ([each.alpha * each.tokens for each in records], [float(each.tokens) for each in records]),
-        lambda records: ([float(each.tokens) for each in records], [float(each.steps) for each in records]),
-    ]
     shared = set.intersection(*({record.request for record in records} for records in by_draft.values()))
     first, *_ = by_draft
     rows = []
@@ -441,13 +430,33 @@ def comparison(by_draft: Mapping[str, Sequence[serving.RequestRecord]], resampli
             own = [each for each in records if each.source == source and each.request in shared]
             last[name] = own[-max(1, round(COMPARED_SHARE * len(own))) :]
         for name, records in last.items():
-            cells = [source, name, f"{len(records):,}"]
-            for columns in measures:
-                if not records:
-                    cells += ["–", "–"]
-                    continue
-                cells.append(interval(pooled_ratio(*columns(records), resampling)))
-                gain = paired_ratio_difference(columns(records), columns(last[first]), resampling)
-                cells.append("–" if name == first else interval(gain))
-            rows.append(cells)
-    return Table(("source", "draft", "requests", "alpha", "gain in alpha", "tau", "gain in tau"), rows)
+            if not records:
+                continue
+            alpha, tau = alpha_columns(records), tau_columns(records)
+            gains = (
+                {}
+                if name == first
+                else {
+                    "alpha_gain": paired_ratio_difference(alpha, alpha_columns(last[first]), resampling),
+                    "tau_gain": paired_ratio_difference(tau, tau_columns(last[first]), resampling),
+                }
+            )
+            rows.append(
+                StreamRow(
+                    source=source,
+                    draft=name,
+                    requests=len(records),
+                    alpha=pooled_ratio(*alpha, resampling),
+                    tau=pooled_ratio(*tau, resampling),
+                    **gains,
+                )
+            )
+    return tuple(rows)
+
+
+def alpha_columns(records: Sequence[serving.RequestRecord]) -> Columns:
+    return [each.alpha * each.tokens for each in records], [float(each.tokens) for each in records]
+
+
+def tau_columns(records: Sequence[serving.RequestRecord]) -> Columns:
+    return [float(each.tokens) for each in records], [float(each.steps) for each in records]

@@ -260,8 +260,8 @@ class OnlineConfig(Section):
     baselines: tuple[str, ...] = Field(
         default=(),
         strict=False,
-        description="Directories of static drafts to compare on the stream after training, in "
-        "<run>/online/comparison.md; init is the initial draft.",
+        description="Directories of static drafts that `widedraft eval` compares with the online one on its stream; "
+        "init is the initial draft.",
     )
 
     @property

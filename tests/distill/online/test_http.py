@@ -308,8 +308,9 @@ def test_a_shifted_stream_over_http_is_learned(make_served, tiny_target):
     assert shown["widedraft:online_acceptance_rate", "first"] == pytest.approx(
         sum(record["alpha"] * record["tokens"] for record in records[:50]) / sum(r["tokens"] for r in records[:50])
     )
-    init, online = [line.split("|")[4].split()[0] for line in compare_on_stream(run).read_text().splitlines()[-2:]]
-    assert float(init) < float(online)
+    init, online = compare_on_stream(run)
+    assert init.alpha.value < online.alpha.value
+    assert online.alpha_gain.value == pytest.approx(online.alpha.value - init.alpha.value)
 
 
 @pytest.mark.slow

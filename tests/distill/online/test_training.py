@@ -9,16 +9,21 @@ import torch
 
 import distill.model
 import distill.online.learning
+import distill.pipeline
 import distill.trainer
 from distill.chunked_loss import head_of
 from distill.online.learning import Guard, compare_on_stream, comparison, serve_again
 from distill.online.serving import RequestRecord, read_records, read_served
+from distill.pipeline import read_scorecard, score_draft
 from distill.run import Run
 from distill.train import train
+from eval.chat import raw_text
 from eval.decoding.sampling import Sampling
-from eval.intervals import Resampling
+from eval.intervals import Estimate, Resampling
 from eval.models import load_model
+from eval.prompts import Prompt
 from eval.replay import response_logits
+from eval.scorecard_tables import on_stream
 from tests.distill.after_training import (
     assert_equal,
     assert_resumes,
@@ -215,7 +220,7 @@ def test_a_stream_of_other_rows_than_the_responses_is_refused(make_online, tmp_p
 
 @pytest.mark.usefixtures("warm")
 @pytest.mark.parametrize("responses", ["recorded", "live"])
-def test_drafts_that_do_not_learn_are_compared_on_the_same_stream(make_online, responses):
+def test_drafts_that_do_not_learn_are_compared_on_the_same_stream(make_online, monkeypatch, responses):
     """The first requests, which the online draft has not learned from yet, are served alike; all kept ones count."""
     recipe = make_online(online={"responses": responses, "baselines": ["init"]}, max_duration="1ba")
     train(recipe)
@@ -225,11 +230,16 @@ def test_drafts_that_do_not_learn_are_compared_on_the_same_stream(make_online, r
     kept = list((run.folder / "online").glob("rank0/requests/*"))
     assert len(static) == (NUM_REQUESTS if responses == "recorded" else len(kept)) >= 2
     assert static[:2] == [replace(each, seconds=None) for each in learned][:2]
-    table = compare_on_stream(run).read_text()
-    assert [line.split("|")[2].strip() for line in table.splitlines() if line.startswith("| first")] == [
-        "init",
-        "online",
-    ]
+    rows = compare_on_stream(run)
+    assert [row.draft for row in rows if row.source == "first"] == ["init", "online"]
+    trained = recipe.distill.online.model_copy(update={"baselines": (str(run.draft.path),)})
+    compare_on_stream(Run.of(changed(recipe, online=trained)))
+    assert len(list((run.folder / "online").glob("baseline-*"))) == 2  # the records of one draft are not another's
+    monkeypatch.setattr(distill.pipeline, "eval_prompts", lambda _run: [Prompt("f:1", (raw_text("a b"),))])
+    score_draft(run, lambda: None)
+    card = read_scorecard(run)
+    assert card.on_stream == rows
+    assert len(on_stream({"draft": card}).rows) == len(rows)
 
 
 def test_a_comparison_pools_the_last_requests_of_each_source():
@@ -239,15 +249,15 @@ def test_a_comparison_pools_the_last_requests_of_each_source():
     fields |= {"seconds": None, "response_ids": (1, 2, 3, 4), "sampling": Sampling()}
     static = [RequestRecord(request=n, source="ab"[n // 20], alpha=0.1, **fields) for n in range(40)]
     online = [replace(each, alpha=0.4 if each.request % 20 >= 15 else 0.0) for each in static]
-    rows = comparison({"static": static, "online": online}, resampling).rows
-    assert [tuple(row[:3]) for row in rows] == [
-        ("a", "static", "5"), ("a", "online", "5"), ("b", "static", "5"), ("b", "online", "5"),
+    rows = comparison({"static": static, "online": online}, resampling)
+    assert [(row.source, row.draft, row.requests) for row in rows] == [
+        ("a", "static", 5), ("a", "online", 5), ("b", "static", 5), ("b", "online", 5),
     ]  # fmt: skip
-    assert [row[4][:5] for row in rows] == ["–", "0.300", "–", "0.300"]
-    assert [row[6][:5] for row in rows] == ["–", "0.000", "–", "0.000"]
+    assert [row.alpha_gain and row.alpha_gain.value for row in rows] == [None, pytest.approx(0.3)] * 2
+    assert [row.tau_gain and row.tau_gain.value for row in rows] == [None, 0] * 2
     one_source = [replace(each, source="a") for each in static]
-    again = comparison({"static": one_source, "again": one_source}, resampling).rows[1]
-    assert again[4] == "0.000 [0.000, 0.000]"
+    again = comparison({"static": one_source, "again": one_source}, resampling)[1]
+    assert again.alpha_gain == Estimate(0, (0, 0))
 
 
 def test_a_training_on_requests_does_not_continue_on_others(make_online):
