@@ -14,7 +14,7 @@ from eval.responses import prompt_record
 from eval.tasks import PromptSource
 from tests.rejections import rejects
 
-KNOWN = "messages, conversations, conversation, turns, prompt, question, instruction, chosen"
+KNOWN = "messages, conversations, conversation, turns, prompt, question, query, problem, instruction, chosen"
 
 
 def user(text: str) -> dict[str, str]:
