@@ -38,16 +38,6 @@ def recipe(tmp_path, tiny_target, monkeypatch):
     return "demo.yaml"
 
 
-def run(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, ROOT / "widedraft.py", *words],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, **environment},
-    )
-
-
 def test_check_imports_nothing_heavy(recipe):
     program = (
         f"import sys; sys.path.insert(0, {str(ROOT)!r}); import widedraft; code = widedraft.main(sys.argv[1:]);"
@@ -61,23 +51,10 @@ def test_check_imports_nothing_heavy(recipe):
     assert "2 layers" in completed.stdout
 
 
-def test_user_errors_are_one_message_and_exit_code_2(recipe):
-    completed = run("check", recipe, "architecture.layers=9")
-    assert completed.returncode == 2
-    assert completed.stdout == ""
-    assert completed.stderr.startswith("architecture ")
-    assert "layers 9" in completed.stderr
-    assert completed.stderr.count("\n") == 1
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "required: COMMAND"),
-        (["chek"], "invalid choice: 'chek'"),
-        (["check"], "required: RECIPE"),
         (["check", "a.yaml", "--fast"], "unrecognized arguments: --fast"),
-        (["import", "a.gguf"], "required: --to"),
         (["--vers"], "required: COMMAND"),  # an option has one name, its whole one
         (["import", "a.gguf", "--t", "x"], "required: --to"),
     ],
@@ -108,26 +85,6 @@ def test_a_stage_gets_the_recipe_with_the_words_of_the_command_line(words, recip
     monkeypatch.setattr(stages, "print_scores", lambda _run: None)
     assert widedraft.main([*words, recipe, "seed=5"]) == 0
     assert [(run.recipe.run_name, run.recipe.seed) for run in seen] == [("demo", 5)]
-
-
-@pytest.mark.parametrize(
-    ("word", "module", "function"), [("distill", pipeline, "distill_stage"), ("run", stages, "run_all")]
-)
-def test_stages_of_several_processes_get_file_and_words(word, module, function, recipe, monkeypatch):
-    seen = []
-    monkeypatch.setattr(module, function, lambda path, words, *_, **__: seen.append((path, words)))
-    assert widedraft.main([word, recipe, "seed=5", "run_name=x"]) == 0
-    assert seen == [(Path(recipe), ["seed=5", "run_name=x"])]
-
-
-def test_import_gguf_writes_where_it_is_told(tmp_path, monkeypatch, capsys):
-    from architectures import gguf_import
-
-    seen = []
-    monkeypatch.setattr(gguf_import, "import_gguf", lambda *arguments: seen.append(arguments))
-    assert widedraft.main(["import", "--to", "folder", "m.gguf"]) == 0
-    assert seen == [(Path("m.gguf"), Path("folder"))]
-    assert "target.path" in capsys.readouterr().out
 
 
 def raising(error: BaseException):
@@ -215,26 +172,6 @@ def test_other_ranks_wait_for_the_first_and_speak_only_if_left_alone(monkeypatch
     monkeypatch.setenv("LOCAL_RANK", "0")
     assert report_user_errors(raising(UserError("first"))) == 2
     assert len(slept) == 1
-
-
-@pytest.mark.usefixtures("warm")
-def test_an_interrupt_ends_in_one_line(recipe, tmp_path):
-    """A real signal to a real process, in the middle of a stage."""
-    program = (
-        f"import sys, time; sys.path.insert(0, {str(ROOT)!r}); import widedraft\n"
-        "from distill import pipeline as stages\n"
-        "def prune_stage(run):\n    print('working', flush=True)\n    time.sleep(60)\n"
-        "stages.prune_stage = prune_stage\n"
-        "sys.exit(widedraft.main(sys.argv[1:]))\n"
-    )
-    with subprocess.Popen(
-        [sys.executable, "-c", program, "prune", recipe], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "working\n"
-        process.send_signal(signal.SIGINT)
-        _, said = process.communicate(timeout=30)
-    assert (said, process.returncode) == ("\nInterrupted. Run the same command again to continue.\n", 130)
 
 
 PAIR = ("--target", "a", "--draft", "b")
