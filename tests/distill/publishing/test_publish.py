@@ -15,7 +15,6 @@ from architectures.errors import UserError
 from architectures.files import write_json
 from architectures.hub import read_config
 from architectures.manifest import fingerprint_checkpoint
-from architectures.target_files import read_generation_settings
 from distill.hub.publish import fit_context, lay_out_small_head
 from distill.recipe.recipe import load_recipe, save_recipe
 from eval.engines.certificate import (
@@ -66,18 +65,6 @@ def test_a_draft_with_a_whole_head_lies_at_the_root(laid_out, finished, publishe
     for name in carried:
         assert (out / name).read_bytes() == (published_target / name).read_bytes()
     assert fingerprint_checkpoint(out) == fingerprint_checkpoint(finished["whole"] / "draft")
-
-
-def test_the_config_names_what_engines_would_guess(laid_out, published_target):
-    config = read_config(laid_out["whole"])
-    assert config["head_dim"] == 16
-    assert config["num_key_value_heads"] == 2
-    assert config["vocab_size"] == read_config(published_target)["vocab_size"]
-    assert config["max_position_embeddings"] >= 2048
-    settings = read_generation_settings(laid_out["whole"])
-    assert settings["num_assistant_tokens_schedule"] == "constant"
-    assert settings["assistant_confidence_threshold"] == 0.0
-    assert settings["num_assistant_tokens"] in (1, 2, 3)
 
 
 def test_a_small_head_is_published_in_every_form(laid_out, finished):
