@@ -164,51 +164,11 @@ def test_weights_beyond_a_number_type_are_refused_in_it(copy):
         load_model(copy, dtype="float16", device="cpu")
 
 
-def header_of(file):
-    data = file.read_bytes()
-    length = int.from_bytes(data[:8], "little")
-    return json.loads(data[8 : 8 + length]), data[8 + length :]
-
-
-def write_raw(file, header, data, *, length=None):
-    text = header if isinstance(header, bytes) else json.dumps(header).encode()
-    file.write_bytes((len(text) if length is None else length).to_bytes(8, "little") + text + data)
-
-
-def rewritten(change, **raw):
-    def damage(file):
-        header, data = header_of(file)
-        name = next(name for name in header if name != "__metadata__")
-        found = change(header, name)
-        write_raw(file, header if found is None else found, data, **raw)
-
-    return damage
-
-
-def sparse(file):
-    with file.open("r+b") as opened:
-        opened.truncate(0)
-        opened.truncate(2 << 30)
-
-
-def overlapping(header, name):
-    other = next(key for key in header if key not in (name, "__metadata__"))
-    header[other]["data_offsets"] = header[name]["data_offsets"]
-
-
 DAMAGES = {
     "empty": lambda file: file.write_bytes(b""),
     "cut in the header": lambda file: file.write_bytes(file.read_bytes()[:100]),
     "cut in the data": lambda file: file.write_bytes(file.read_bytes()[:-1]),
-    "header of 10^9 bytes": rewritten(lambda header, name: None, length=10**9),
-    "header is no JSON": rewritten(lambda header, name: b"x" * 64),
-    "deep header": rewritten(lambda header, name: b"[" * 100_000),
-    "overlapping": rewritten(overlapping),
-    "offsets of 10^18": rewritten(lambda header, name: header[name].update(data_offsets=[10**18, 10**18 + 4])),
-    "negative offsets": rewritten(lambda header, name: header[name].update(data_offsets=[-4, 0])),
-    "another type": rewritten(lambda header, name: header[name].update(dtype="I32")),
-    "size of 2^63": rewritten(lambda header, name: header[name].update(shape=[2**63, 2])),
-    "2 GB of nothing": sparse,
+    "2 GB of nothing": lambda file: (file.write_bytes(b""), os.truncate(file, 2 << 30)),
     "a folder": lambda file: (file.unlink(), file.mkdir()),
 }
 
