@@ -203,31 +203,6 @@ def test_stop_strings_end_a_response(server, expected):
     assert counted(server)[name] - before[name] == proposed
 
 
-def test_the_draft_is_replaced_in_the_middle_of_a_response(
-    server, expected, tiny_draft, noisy_folder, make_checkpoint, with_merges, monkeypatch
-):
-    """A path that is none and a draft of another tokenizer are rejected, and the present one stays."""
-    prompt = longest(expected)
-    ids, text, _ = expected(prompt, MOST_TOKENS)
-    assert len(ids) > 100
-    other, step = with_merges(make_checkpoint(seed=9, num_hidden_layers=1)), server.engine.step
-    with monkeypatch.context() as patch:
-        patch.setattr(server.engine, "step", lambda *words: (time.sleep(0.02), step(*words)))
-        got, stream = [], iter(complete(server, prompt, max_tokens=MOST_TOKENS, stream=True, widedraft=True))
-        present = str(noisy_folder)
-        for draft, status in ((tiny_draft, 200), ("nowhere", 400), (other, 400), (noisy_folder, 200)):
-            got += [next(stream) for _ in range(5)]
-            response = server.post("/admin/draft", json={"draft": str(draft)})
-            assert response.status_code == status
-            assert status == 200 or response.json()["error"]["param"] == "draft"
-            present = str(draft) if status == 200 else present
-            assert server.client.models.list().data[0].draft == present
-            assert server.engine.num_running == 1
-    got += stream
-    assert "".join(chunk.choices[0].text for chunk in got) == text
-    assert sum(len(chunk.widedraft["source"]) for chunk in got) == len(ids)
-
-
 @pytest.mark.parametrize("fails", ["load", "read", None])
 def test_tokens_are_emitted_while_a_draft_loads(pair, expected, tiny_draft, noisy_folder, monkeypatch, fails):
     """If it cannot be loaded, or cannot read the running sequences, the present one goes on."""

@@ -110,18 +110,6 @@ def test_coverage_is_the_share_of_the_responses_that_the_draft_can_say(scored, r
             assert one.coverage.value == coverage(SAID, Counter(chain(*own)))
 
 
-def test_acceptance_is_at_most_coverage(rows):
-    """Of the text, by every rule and in every bin; and no step keeps a token that cannot be said."""
-    for row in rows.values():
-        for rule in (row, *row.other_rules):
-            assert 0 < rule.alpha_of_text.sum <= row.coverage.sum
-            for entry in rule.by_k:
-                assert entry.accepted <= row.coverage.sum
-        for part in row.bins:
-            for one in part.bins:
-                assert one.alpha_of_text.sum <= one.coverage.sum
-
-
 def test_a_draft_that_says_everything_has_no_coverage(scored):
     _, scorecard = scored
     [whole, small] = scorecard.drafts
