@@ -116,37 +116,6 @@ def test_at_probability_1_the_training_is_that_of_the_students_responses(make_ru
     assert metrics(alone)[1][TEACHER_TOKENS] == 0 < metrics(alone)[1][STUDENT_TOKENS]
 
 
-def test_the_teacher_scores_the_new_tokens_at_their_own_positions(started, tiny_target):
-    """By hand: the student's greedy text, and KL(teacher || student) at every token of it and nowhere else."""
-    recipe, model, batch = started
-    rollouts, _ = rollouts_of(recipe, model)
-    rewritten = rollouts.replace_responses(batch)
-    student, teacher = model.student.lm, load_model(tiny_target, dtype="float32", device="cpu")
-    total, count = 0.0, 0
-    for example in examples_of(batch):
-        prompt = list(example.input_ids[: example.spans[0][0] + 1])
-        limits = Limits(min(25, 30 - len(prompt)), frozenset({2}))
-        [written] = plain_decode(student, [prompt], limits=limits)
-        ids, response = [*prompt, *written.token_ids], slice(len(prompt) - 1, -1)
-        with torch.no_grad():
-            logits = [model(input_ids=torch.tensor([ids])).logits[0, response] for model in (student, teacher)]
-        total += float(forward_kl(*logits, temperature=1.0).sum())
-        count += len(written.token_ids)
-    kl = build_objective_of(recipe, model, "forward_kl")
-    assert int(rewritten["keep"].sum()) == count
-    torch.testing.assert_close(float(kl(rewritten).detach()), total, rtol=1e-5, atol=0)
-    moved = {**rewritten, "keep": rewritten["keep"].roll(-1, dims=1)}
-    assert abs(float(kl(moved).detach()) - total) > 1e-3 * total
-
-
-def build_objective_of(recipe, model, loss):
-    """The same model with another loss."""
-    from distill.losses import LossTerm, build_objective
-
-    model.objective = build_objective([LossTerm(name=loss)], temperature=1.0)
-    return model
-
-
 def test_responses_are_those_of_the_weights_of_the_moment(started):
     recipe, model, batch = started
     rollouts, _ = rollouts_of(recipe, model)
