@@ -139,43 +139,6 @@ def test_a_second_run_skips_everything_and_says_so(run, capfd):
     assert str(out / "eval" / "report.html") in printed
 
 
-@pytest.mark.parametrize(
-    ("override", "named"),
-    [
-        ("architecture.layers=3", "init would change"),
-        ("distill.optimizer.lr=0.5", "another distill"),
-        ("data.max_new_tokens=10", "max_new_tokens"),
-    ],
-)
-def test_a_change_that_would_orphan_later_work_is_refused(run, capfd, override, named):
-    arguments, out = run
-    before = mtimes(out)
-    assert widedraft.main(["run", *arguments, override]) == 2
-    captured = capfd.readouterr()
-    assert named in captured.err
-    assert "Traceback" not in captured.err
-    assert mtimes(out) == before
-
-
-@pytest.mark.usefixtures("pictures_left_out")
-def test_a_changed_eval_key_scores_again_and_nothing_else(run, capfd):
-    arguments, out = run
-    before = mtimes(out)
-    assert widedraft.main(["run", *arguments, "eval.num_prompts=3"]) == 0
-    after = mtimes(out)
-    assert [name for name in before if before[name] != after[name]] == ["eval"]
-    assert "+ eval.num_prompts: 3" in capfd.readouterr().out
-
-
-@pytest.mark.usefixtures("training_here", "pictures_left_out")
-def test_a_longer_training_continues(run):
-    arguments, out = run
-    before = mtimes(out)
-    assert widedraft.main(["run", *arguments, "distill.max_duration=2ep"]) == 0
-    after = mtimes(out)
-    assert [name for name in before if before[name] != after[name]] == ["draft", "eval"]
-
-
 def test_held_out_prompts_keep_their_categories_and_tasks(tmp_path):
     from types import SimpleNamespace
 
