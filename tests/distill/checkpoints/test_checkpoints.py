@@ -170,15 +170,6 @@ def test_a_best_that_is_damaged_or_gone_is_said_and_the_newest_taken(tmp_path, c
     assert chosen_checkpoint(tmp_path, "latest") == newest
 
 
-def test_checkpoints_of_earlier_sessions_count(make_run):
-    recipe = make_run(max_duration="3ba")
-    train(recipe)
-    assert checkpoints(recipe) == ["ep0-ba2-rank0.pt", "ep0-ba3-rank0.pt"]
-    (Path(recipe.run_dir) / "checkpoints" / BEST_NAME).unlink()
-    train(changed(recipe, max_duration="4ba"))
-    assert checkpoints(recipe) == ["ep0-ba3-rank0.pt", "ep1-ba4-rank0.pt"]
-
-
 def test_resumes_from_the_one_before_a_damaged_one(make_run, capsys):
     recipe = make_run(max_duration="4ba")
     train(recipe)

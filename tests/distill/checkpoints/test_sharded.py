@@ -19,8 +19,7 @@ from distill.checkpoints.folders import METADATA_NAME, CheckedReader, damage, ne
 from distill.checkpoints.saving import read_model
 from distill.export import export_any, saved_models
 from distill.metrics import PooledOverResponses
-from distill.run import Run, recipe_hash
-from distill.stage_inputs import training_inputs
+from distill.run import Run
 from distill.train import train
 from tests.distill.after_training import (
     Touch,
@@ -234,16 +233,3 @@ def test_a_full_disk_costs_no_checkpoint(make_run):
     assert not list(folder.glob("*.partial"))
     train(changed(recipe, max_duration="3ba"))
     assert names(recipe) == ["ep0-ba2", "ep0-ba3"]
-
-
-def test_what_was_written_when_training_failed_is_kept(make_run, stopped):
-    recipe = make_run(checkpoints="sharded", save_interval="2ba")
-    with stopped(distill.trainer, "build_loggers", 3):
-        train(recipe)
-    assert names(recipe) == ["ep0-ba2"]
-
-
-def test_how_checkpoints_are_kept_is_no_input(make_run):
-    whole, sharded = make_run("whole"), make_run("sharded", checkpoints="sharded")
-    assert recipe_hash(whole) == recipe_hash(sharded.model_copy(update={"run_name": "whole", "run_dir": whole.run_dir}))
-    assert training_inputs(Run.of(whole)) == training_inputs(Run.of(sharded))
