@@ -44,6 +44,27 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 
 @pytest.fixture
+def evaluations(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """evaluations(values): what the metric that chooses the best checkpoint says, one evaluation after another."""
+    import torch
+
+    from distill.metrics import PooledOverResponses
+
+    def script(*values: float) -> None:
+        left = iter(values)
+        compute = PooledOverResponses.compute
+
+        def scripted(metric: PooledOverResponses) -> torch.Tensor:
+            value = compute(metric)
+            chooses = getattr(metric.terms, "keywords", {}) == {"num_speculative_tokens": 5}
+            return torch.tensor(next(left)) if chooses else value
+
+        monkeypatch.setattr(PooledOverResponses, "compute", scripted)
+
+    return script
+
+
+@pytest.fixture
 def stopped(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     """stopped(module, builder, batch): a context that training ends in the middle of a batch, before its checkpoint.
 

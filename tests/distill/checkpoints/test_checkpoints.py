@@ -12,7 +12,6 @@ import distill.checkpoints.saving
 from distill.checkpoints.checkpoint_files import BEST_NAME, find_checkpoints
 from distill.checkpoints.folders import chosen_checkpoint, damage, newest_intact_checkpoint
 from distill.export import saved_models
-from distill.metrics import PooledOverResponses
 from distill.run import Run
 from distill.train import train
 from eval.models import load_model
@@ -86,27 +85,6 @@ def test_so_many_are_kept_and_latest_points_to_the_newest(make_run):
     train(recipe)
     assert checkpoints(recipe) == ["ep1-ba4-rank0.pt", "ep1-ba5-rank0.pt", "ep1-ba6-rank0.pt"]
     assert (Path(recipe.run_dir) / "checkpoints" / "latest-rank0.pt").readlink() == Path("ep1-ba6-rank0.pt")
-
-
-@pytest.fixture
-def evaluations(monkeypatch):
-    """evaluations(values): what the metric that chooses the best checkpoint says, one evaluation after another."""
-
-    def script(*values: float) -> None:
-        left = iter(values)
-        compute = PooledOverResponses.compute
-
-        def scripted(metric: PooledOverResponses) -> torch.Tensor:
-            value = compute(metric)
-            return (
-                torch.tensor(next(left))
-                if getattr(metric.terms, "keywords", {}) == {"num_speculative_tokens": 5}
-                else value
-            )
-
-        monkeypatch.setattr(PooledOverResponses, "compute", scripted)
-
-    return script
 
 
 def best(recipe) -> str:

@@ -18,7 +18,6 @@ from distill.checkpoints.checkpoint_files import BEST_NAME, TRUST, VALIDATION_VA
 from distill.checkpoints.folders import METADATA_NAME, CheckedReader, damage, newest_intact_checkpoint, read_metadata
 from distill.checkpoints.saving import read_model
 from distill.export import export_any, saved_models
-from distill.metrics import PooledOverResponses
 from distill.run import Run
 from distill.train import train
 from tests.distill.after_training import (
@@ -60,20 +59,9 @@ def test_resumed_equals_uninterrupted_bit_for_bit(make_run, make_checkpoint, sto
         assert losses[0] == losses[1]
 
 
-def test_the_best_and_the_newest_are_kept_and_exported(make_run, monkeypatch):
+def test_the_best_and_the_newest_are_kept_and_exported(make_run, evaluations):
     recipe = make_run(checkpoints="sharded", save_num_checkpoints_to_keep=1, save_interval="3ba", eval_interval="1ba")
-    values = iter((9.0, 1.1, 1.5, 1.2, 1.4, 1.0, 1.3))  # the first is of what is not trained yet
-    compute = PooledOverResponses.compute
-
-    def scripted(metric):
-        value = compute(metric)
-        return (
-            torch.tensor(next(values))
-            if getattr(metric.terms, "keywords", {}) == {"num_speculative_tokens": 5}
-            else value
-        )
-
-    monkeypatch.setattr(PooledOverResponses, "compute", scripted)
+    evaluations(9.0, 1.1, 1.5, 1.2, 1.4, 1.0, 1.3)  # the first is of what is not trained yet
     train(recipe)
     assert names(recipe) == ["ep0-ba2", "ep1-ba6"]
     assert (folder_of(recipe) / BEST_NAME).readlink().name == "ep0-ba2"
