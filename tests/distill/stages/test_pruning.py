@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from architectures.hub import read_config
-from architectures.pruning.plan import PLAN_NAME, SCORES_NAME, load_scores, plan_pruning
-from architectures.requested_shape import ArchitectureConfig
+from architectures.pruning.plan import PLAN_NAME, SCORES_NAME, load_scores
 from architectures.shapes import Shape
 from architectures.sharing import Share
 from distill.data.training_data import SelfWriting
@@ -20,8 +19,6 @@ from distill.stage_inputs import prune_inputs
 from eval.models import load_model
 from eval.prompts import Prompt
 from tests.rejections import rejects
-
-FIRST_LAST = {"method": "first_last"}  # looks at no text
 
 
 @pytest.fixture
@@ -81,20 +78,6 @@ def test_other_text_or_another_number_type_makes_other_scores(make_recipe, tiny_
     assert len(set(found)) == 3
 
 
-def test_runs_may_share_a_folder_of_scores(make_recipe, tiny_target, tmp_path):
-    recipe = make_recipe(layers=2, method="block_influence", scores=str(tmp_path / "shared"))
-    recipe_plan(Run.of(recipe), tiny_target)
-    assert (tmp_path / "shared" / SCORES_NAME).is_file()
-    assert not (tmp_path / "run").exists()
-
-
-def test_text_shorter_than_asked_is_refused_with_both_counts(make_recipe, tiny_target, scores_file):
-    recipe = make_recipe(layers=2, method="block_influence", calibration={"tokens": 5000})
-    with rejects(4864, "architecture.calibration.text"):
-        recipe_plan(Run.of(recipe), tiny_target)
-    assert not scores_file.exists()
-
-
 def test_a_text_file_and_a_file_of_prompts_can_calibrate(make_recipe, tiny_target, tmp_path, scores_file):
     text, prompts = tmp_path / "text.txt", tmp_path / "more.jsonl"
     text.write_text("All good things are three. " * 20)
@@ -140,19 +123,6 @@ def test_a_plan_is_taken_as_it_is_for_its_own_target_only(make_recipe, make_chec
     other = recipe.target.model_copy(update={"path": str(make_checkpoint(seed=9))})
     with rejects("init/plan.json"):
         prune_stage(Run.of(again.model_copy(update={"target": other, "run_dir": str(tmp_path / "third")})))
-
-
-def test_an_earlier_draft_can_be_cut_again(make_recipe, tmp_path):
-    prune_stage(Run.of(make_recipe(layers=3)))
-    source = tmp_path / "run" / "init"
-    recipe = make_recipe(layers=2, source=str(source)).model_copy(update={"run_dir": str(tmp_path / "again")})
-    prune_stage(Run.of(recipe))
-
-    plan = plan_pruning(Shape.from_config(read_config(source)), ArchitectureConfig(layers=2, **FIRST_LAST))
-    assert json.loads((tmp_path / "again" / "init" / PLAN_NAME).read_text())["source_layers"] == [0, 2]
-    assert Shape.from_config(read_config(tmp_path / "again" / "init")) == plan.draft
-    manifest = json.loads((tmp_path / "again" / "init" / "manifest.json").read_text())
-    assert "architecture.source" in manifest["inputs"]
 
 
 @pytest.mark.parametrize("with_source", [False, True])
