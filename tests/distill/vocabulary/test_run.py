@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from architectures.errors import UserError
 from architectures.hub import read_config
 from architectures.manifest import changed_inputs, read_manifest, write_manifest
 from architectures.pruning.plan import PLAN_NAME, PruningPlan, plan_pruning
@@ -17,7 +16,7 @@ from architectures.shapes import Shape
 from architectures.vocabulary import DRAFT_VOCABULARY_NAME, TOKENIZER, DraftVocabulary, read_draft_vocabulary
 from architectures.vocabulary_head import head_ids
 from distill import pipeline as stages
-from distill.check import check_recipe, planned_shapes, tokenizer_folder
+from distill.check import planned_shapes, tokenizer_folder
 from distill.debug import begin_debug, debug_recipe, tiny_run
 from distill.draft_vocabulary import id_counts_in_text, tokens_in
 from distill.pipeline import prune_stage, run_all
@@ -78,14 +77,6 @@ def test_the_draft_says_where_its_ids_come_from(answered):
         "coverage": {"counted": {"a.jsonl": 1.0, "gsm8k/1": 0.5}, "held out": {"a.jsonl": 0.25}},
         "never_said": [],
     }
-
-
-@pytest.mark.parametrize("size", [258, 300, 320])
-def test_sizes_that_cannot_be_had_are_refused_before_anything_is_cut(answered, size):
-    recipe = answered({"size": size})
-    with rejects("architecture.vocabulary.size", size):
-        prune_stage(Run.of(recipe))
-    assert not init_of(recipe).exists()
 
 
 def test_a_cut_that_counts_responses_waits_for_them(make_recipe, answered):
@@ -247,24 +238,6 @@ def test_a_plan_without_a_vocabulary_takes_the_recipes(answered, make_recipe, tm
     recipe = answered(architecture={"plan": str(init_of(whole) / PLAN_NAME)})
     prune_stage(Run.of(recipe))
     assert ids_of(recipe) == {280, 270}
-
-
-def test_a_draft_of_some_ids_is_no_target(make_recipe, small_source):
-    recipe = make_recipe(None)
-    recipe = recipe.model_copy(update={"target": recipe.target.model_copy(update={"path": str(small_source)})})
-    for step in (lambda: prune_stage(Run.of(recipe)), lambda: planned_shapes(recipe)):
-        with rejects("head_vocab_size", 270):
-            step()
-
-
-@pytest.mark.parametrize(("ids", "words"), [("[2, 300]", "[300]"), ("[7]", "[2]"), ("[2, 2]", "[2, 2]")])
-def test_a_wrong_list_is_told_with_all_else_that_is_wrong(make_recipe, tmp_path, ids, words):
-    (tmp_path / "ids.json").write_text(ids)
-    recipe = make_recipe({"from": str(tmp_path / "ids.json")}, data={"prompts": [{"path": "missing.jsonl"}]})
-    with pytest.raises(UserError) as raised:
-        check_recipe(recipe)
-    assert words in str(raised.value)
-    assert "missing.jsonl" in str(raised.value)
 
 
 def test_sizes_count_the_small_head(make_recipe):
