@@ -44,7 +44,6 @@ HIDDEN = {"source": "cache"}
 TOP_K = {"source": "cache", "contents": "top_k", "k": 5}
 SAMPLES = {"source": "cache", "contents": "samples", "num_samples": 7}
 SHORT = {"max_duration": "2ba", "scheduler": {"t_warmup": "0ba"}}
-ATOL = 1e-5  # of weights after two steps at learning rate 1e-3: float32 sums in another order
 UPDATE_RTOL = 1e-5  # of the norm, for the same reason
 
 
@@ -359,14 +358,6 @@ def test_the_one_row_learns_for_all_that_are_not_said(shown_run, small_init):
         load_model(draft, dtype="bfloat16", device="cpu").get_input_embeddings().weight[UNKNOWN],
         after_VH[UNKNOWN].bfloat16(),
     )
-
-
-def test_a_share_of_it_leaves_the_other_rows_their_own_training(shown_run, small_init):
-    recipe = shown_run(share=0.5, max_duration="4ba")
-    train(recipe)
-    before_VH = load_model(small_init, dtype="float32", device="cpu").get_input_embeddings().weight
-    moved_V = (weights(recipe)[EMBEDDING] != before_VH).any(dim=1)
-    assert int(moved_V[[id_ for id_ in range(VOCAB) if id_ not in IDS and id_ != UNKNOWN]].sum()) > 10
 
 
 def test_evaluations_read_what_stands_there(shown_run):

@@ -177,11 +177,6 @@ def test_every_width_and_head_with_every_depth(recipe, source):
     assert {(one.shape.hidden, one.shape.head_rows) for one in found} == {(32, 260), (32, 264), (64, 260), (64, 264)}
 
 
-def test_key_value_heads_follow_heads(recipe, source):
-    found, _ = candidates_of(recipe, source, asked(layers=(1,), heads=(2, 4)))
-    assert [(one.shape.heads, one.shape.kv_heads) for one in found] == [(2, 1), (4, 2)]
-
-
 def test_no_candidate_is_larger_than_allowed(recipe, source):
     [small, large], _ = candidates_of(recipe, source, asked(layers=(1, 2)))
     bound = small.shape.parameters()

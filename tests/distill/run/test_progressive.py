@@ -7,8 +7,7 @@ import pytest
 import widedraft
 from architectures.manifest import fingerprint_checkpoint, read_manifest
 from distill.recipe.recipe import Recipe, load_recipe, save_recipe
-from distill.run import Run, cut_from, earlier_stages, share_responses
-from tests.rejections import rejects
+from distill.run import Run, earlier_stages, share_responses
 
 TINY = (
     "data.max_new_tokens=8",
@@ -80,11 +79,6 @@ def test_the_responses_are_shared_by_a_link_that_moves_with_the_run(recipe, tmp_
     link = tmp_path / "moved" / "stage-3" / "data"
     assert link.is_symlink()
     assert link.resolve() == tmp_path / "moved" / "data"
-
-
-def test_the_last_stage_waits_for_the_one_before(recipe):
-    with rejects("stage-2/draft"):
-        cut_from(Run.of(recipe))
 
 
 @pytest.mark.slow
