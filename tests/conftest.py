@@ -271,6 +271,14 @@ def tiny_target(make_checkpoint: Callable[..., Path]) -> Path:
 
 
 @pytest.fixture(scope="session")
+def tokenizer(tiny_target: Path) -> Any:
+    """One token per byte."""
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(tiny_target)
+
+
+@pytest.fixture(scope="session")
 def tiny_draft(make_checkpoint: Callable[..., Path]) -> Path:
     """A 2-layer random LLaMA that shares the target's tokenizer."""
     return make_checkpoint(seed=2, num_hidden_layers=2)

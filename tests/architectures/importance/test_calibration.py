@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import torch
-from transformers import AutoTokenizer
 
 from architectures.pruning import importance
 from architectures.pruning.importance import calibration_sequences, read_calibration_text
@@ -11,12 +10,6 @@ from architectures.pruning.plan import load_scores, save_scores
 from tests.rejections import rejects
 
 EOS = 2
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tiny_target):
-    """One token per byte."""
-    return AutoTokenizer.from_pretrained(tiny_target)
 
 
 def test_texts_follow_each_other_with_the_end_of_sequence_between(tokenizer):

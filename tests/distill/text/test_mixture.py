@@ -7,16 +7,10 @@ from itertools import chain, islice
 
 import pytest
 import torch
-from transformers import AutoTokenizer
 
 from distill.recipe.sections import TextConfig
 from distill.text_data import RULES, code_weights, fixed_weights, paper_weights, text_eval_loaders, text_loader
 from tests.rejections import rejects
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tiny_target):
-    return AutoTokenizer.from_pretrained(tiny_target)
 
 
 @pytest.fixture

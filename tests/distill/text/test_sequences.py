@@ -19,11 +19,6 @@ T = 8  # tokens of a sequence
 EOS = 2  # of the tiny tokenizer, whose other tokens are single bytes
 
 
-@pytest.fixture(scope="module")
-def tokenizer(tiny_target):
-    return AutoTokenizer.from_pretrained(tiny_target)
-
-
 def write_rows(path: Path, texts: list[str], field: str = "text") -> Path:
     path.write_text("".join(json.dumps({field: text}) + "\n" for text in texts), encoding="utf-8")
     return path
