@@ -146,15 +146,13 @@ def test_gradients_are_clipped_before_the_step(make_run):
     assert norms[1] == pytest.approx(0.01, rel=1e-4)
 
 
-COSINE, LINEAR = {"name": "cosine_with_warmup"}, {"name": "linear_decay_with_warmup"}
+LINEAR = {"name": "linear_decay_with_warmup"}
 
 
 @pytest.mark.parametrize(
     ("duration", "scheduler", "multiples"),
     [
-        ("4ba", {**COSINE, "t_warmup": "2ba", "alpha_f": 0.2}, [0, 0.5, 1, 0.6]),
-        ("4ba", {**COSINE, "t_warmup": "0ba", "alpha_f": 0.0}, [1, 0.853553, 0.5, 0.146447]),
-        ("4ba", {**LINEAR, "t_warmup": "0.25dur", "alpha_f": 0.4}, [0, 1, 0.8, 0.6]),
+        ("4ba", {"name": "cosine_with_warmup", "t_warmup": "2ba", "alpha_f": 0.2}, [0, 0.5, 1, 0.6]),
         ("4ba", {"name": "constant_with_warmup", "t_warmup": "2ba"}, [0, 0.5, 1, 1]),
         ("8ba", {**LINEAR, "t_warmup": "1ep", "alpha_f": 0.25}, [0, 1 / 3, 2 / 3, 1, 0.85, 0.7, 0.55, 0.4]),
         ("3ep", {**LINEAR, "t_warmup": "0.5dur", "alpha_f": 0.25}, [0, 0.25, 0.5, 0.75, 1, 0.85, 0.7, 0.55, 0.4]),

@@ -11,7 +11,6 @@ from tests.rejections import holds, rejects
     ("line", "key", "named"),
     [
         ("seed: fast", "seed", "valid integer"),
-        ("seed: -1", "seed", " 0"),
         ("sed: 1", "sed", "mean seed?"),
         ("distill: {lr: 1}", "distill.lr", "distill.optimizer.lr"),
         ("distill: {max_duration: 3 epochs}", "distill.max_duration", "1ep"),
@@ -21,7 +20,6 @@ from tests.rejections import holds, rejects
         ("distill:", "distill", "got None"),
         ("eval: {num_speculative_tokens: [3, 0]}", "eval.num_speculative_tokens[1]", "got 0"),
         ("eval: {temperatures: [1, 1.0]}", "eval.temperatures", "[1.0, 1.0]"),
-        ("export: {dtype: int4}", "export.dtype", "'float32'"),
         ("variables: {a: '???'}", "variables.a", "must be set"),
         ("variables: {a: '${seeds}'}", "variables.a", "mean ${seed}?"),
         ("variables: {a: '${variables.a}'}", "variables.a", "Recursive interpolation"),
@@ -56,23 +54,16 @@ DOMAIN, HERE = "name: a, path: a.txt", "generate.urls=[http://a:8000]"
     ("line", "key"),
     [
         ("text: {max_seq_len: 8}", "text.domains"),
-        ("text: {domains: []}", "text.domains"),
         (f"text: {{domains: [{{{DOMAIN}, dataset: b}}]}}", "text.domains[0].dataset"),
         ("text: {domains: [{name: a}]}", "text.domains[0].dataset"),
         ("text: {domains: [{name: a, path: a.jsonl, split: test}]}", "text.domains[0].split"),
         (f"text: {{domains: [{{{DOMAIN}, field: body}}]}}", "text.domains[0].field"),
         (f"text: {{domains: [{{{DOMAIN}}}, {{name: a, path: b.txt}}]}}", "text.domains"),
         ("text: {domains: [{name: a/b, path: a.txt}]}", "text.domains[0].name"),
-        ("text: {domains: [{path: a.txt}]}", "text.domains[0].name"),
-        (f"text: {{domains: [{{{DOMAIN}, weight: 0}}]}}", "text.domains[0].weight"),
-        (f"text: {{domains: [{{{DOMAIN}, reference_loss_nats: -1}}]}}", "text.domains[0].reference_loss_nats"),
-        (f"text: {{domains: [{{{DOMAIN}}}], mixture: bandit}}", "text.mixture"),
         (f"text: {{domains: [{{{DOMAIN}}}], update_interval: 1ep}}", "text.update_interval"),
-        (f"text: {{domains: [{{{DOMAIN}, reference_loss: 2}}]}}", "text.domains[0].reference_loss"),
         ("distill: {loss: jsd}", "distill.loss"),
         ("distill: {loss: [{name: forward_kl, beta: 0.5}]}", "distill.loss[0].beta"),
         ("distill: {loss: [{name: jensen_shannon, beta: 1.0}]}", "distill.loss[0].beta"),
-        ("distill: {loss: [{name: forward_kl, wieght: 2}]}", "distill.loss[0].wieght"),
         ("distill: {loss: [{name: jsd}]}", "distill.loss[0].name"),
     ],
 )
@@ -125,7 +116,6 @@ def test_a_temperature_is_read_if_one_loss_reads_it(tmp_path):
         "a: &a [*a]\n",
         f"a: {'[' * 3000}{']' * 3000}\n",
         "a: &a [1, 2, 3, 4, 5, 6, 7, 8]\n" + "".join(f"b{n}: &b{n} [{', '.join(['*a'] * 8)}]\n" for n in range(70)),
-        "1: a\n",
     ],
 )
 def test_what_is_no_recipe_is_one_mistake(mistakes, text):

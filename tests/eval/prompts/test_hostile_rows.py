@@ -20,18 +20,13 @@ MOST_S = 5.0
 
 ROWS = {
     "nested 100,000 deep": ("[" * 100_000 + "]" * 100_000, "is nested too deeply"),
-    "a field nested 100,000 deep": ('{"prompt": ' + "[" * 100_000 + "]" * 100_000 + "}", "is nested too deeply"),
     "a number of 5,000 digits": ('{"prompt": ' + "9" * 5000 + "}", "4300 digits"),
-    "a category of 5,000 digits": ('{"prompt": "a", "category": ' + "9" * 5000 + "}", "4300 digits"),
     "infinite": ('{"prompt": 1e400}', "got Infinity"),
-    "not a number": ('{"prompt": NaN}', "got NaN"),
-    "true": ('{"prompt": true}', "got true"),
     "white space": ('{"prompt": " \\n\\t"}', "prompt must be "),
     "half a character": ('{"prompt": "\\ud800"}', "prompt must be "),
     "turns of numbers": ('{"turns": [1]}', "turns[0] must be "),
     "messages of lists": ('{"messages": [[]]}', "messages[0] must be "),
     "a role of a list": ('{"messages": [{"role": ["user"], "content": "a"}]}', "messages[0] must be "),
-    "a role of an object": ('{"messages": [{"role": {}, "content": "a"}]}', "messages[0] must be "),
     "a category of an object": ('{"prompt": "a", "category": {"b": 1}}', "category must be "),
     "a NUL byte": ("\0", "is not valid JSON"),
     "no row": ("\n\n", "contains no prompts"),

@@ -58,22 +58,7 @@ def test_a_field_that_no_response_has_is_refused(folder, name, value):
         read_traces(folder, "eval")
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        b"\xff\xfe\x00",
-        b"\x00" * 100,
-        b"",
-        b"[" * 100_000,
-        b'{"a":' * 100_000,
-        b"9" * 5000,
-        b"[]",
-        b"null",
-        b"{}",
-        b"\n",
-    ],
-    ids=lambda line: repr(line[:5]),
-)
+@pytest.mark.parametrize("line", [b"\xff\xfe\x00", b"", b"[" * 100_000, b"9" * 5000, b"[]", b"{}"], ids=range(6))
 def test_a_line_that_is_no_response_is_refused(folder, line):
     (folder / "eval-00000.jsonl").write_bytes(line + b"\n")
     with rejects("eval-00000.jsonl:1:") as refused:
