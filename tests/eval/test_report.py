@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 import widedraft
-from architectures.console import markdown
 from eval.acceptance_rates import responses_folder
 from eval.config import EvalConfig
 from eval.prompts import Prompt
@@ -25,9 +24,7 @@ from eval.scorecard_tables import (
     find_warnings,
     interval,
     results,
-    scorecard_page,
     scored_drafts,
-    summary,
 )
 from tests.eval.records import acceptance, engine_benchmark, latency, live, scorecard, speedup
 from tests.eval.records import changed as with_values
@@ -220,18 +217,6 @@ def test_the_result_has_a_row_per_way_of_decoding(card):
     assert float(draft["tokens/s"]) == pytest.approx(spent.tokens / (spent.prefill_s + spent.decode_s), abs=0.05)
     assert draft["acceptance rate"] == interval(card.acceptance[0].alpha)
     assert draft["speedup"] == interval(card.live.speedup, 2, "x")
-
-
-def test_the_summary_has_at_most_ten_lines(card):
-    several = with_values(card, lives=(card.live,) * 3, warnings=("one", "two", "three"))
-    assert len(summary(several).splitlines()) <= 10  # two more name the files
-
-
-def test_the_page_begins_with_the_result_on_one_screen(card):
-    first, _, rest = markdown(scorecard_page(card)).partition("## Details")
-    assert len(first.splitlines()) <= 40
-    assert decoding(scored_drafts({"draft": card})).title in first
-    assert "## " not in rest
 
 
 def test_a_sound_scorecard_warns_of_nothing(card):
