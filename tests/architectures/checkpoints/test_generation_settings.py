@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
 
 from architectures.hub import read_config
 from architectures.pruning.prune import prune_checkpoint
@@ -88,16 +87,6 @@ def test_malformed_settings_are_refused(folder, text):
     put(folder, text)
     with rejects("generation_config.json"):
         read_generation_settings(folder)
-
-
-def test_transformers_proposes_so_many_tokens(make_checkpoint):
-    folder = make_checkpoint(num_hidden_layers=1)
-    (folder / SETTINGS_NAME).write_text(json.dumps(OF_TARGET))
-    write_assistant_settings(folder, num_speculative_tokens=5)
-    config = AutoModelForCausalLM.from_pretrained(folder).generation_config
-    assert (config.num_assistant_tokens, config.num_assistant_tokens_schedule) == (5, "constant")
-    assert config.assistant_confidence_threshold == 0
-    assert config.eos_token_id == [2, 7]
 
 
 SETTINGS = '{"eos_token_id": [2, 7],\n  "temperature": 0.60,  "odd":  "spacing"}'

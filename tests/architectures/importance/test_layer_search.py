@@ -145,13 +145,6 @@ def test_identity_layers_go_first_and_the_earlier_before_the_later(llama, layer)
     assert removal_order(llama, IDS_ST)[:2] == sorted([layer, 2])
 
 
-def test_of_equal_merges_the_earlier(llama):
-    for layer in range(LAYERS):
-        make_identity(llama, layer)
-
-    assert merge_order(llama, IDS_ST) == [1, 2, 3]
-
-
 class Table(LayerSearch):
     """Distances from a table, by sequence and candidate; notes which were asked for."""
 

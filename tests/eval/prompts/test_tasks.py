@@ -145,19 +145,6 @@ def test_bad_row_is_refused_with_file_and_row(write_rows, row, named):
         load(path)
 
 
-def test_a_missing_file_and_a_folder(tmp_path):
-    for path in (tmp_path / "nowhere.jsonl", tmp_path):
-        with rejects(path):
-            load(str(path))
-
-
-def test_file_that_is_no_text(tmp_path):
-    path = tmp_path / "latin.jsonl"
-    path.write_bytes('{"prompt": "café"}'.encode("latin-1"))
-    with rejects("latin.jsonl", "UTF-8"):
-        load(str(path))
-
-
 @pytest.fixture
 def dataset_folder(tmp_path, monkeypatch):
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
@@ -180,15 +167,6 @@ def test_dataset_that_cannot_be_loaded(dataset_folder):
         load_prompts([PromptSource(name=str(dataset_folder), split="dev")])
     with rejects("no/such-set/main[train]"):
         load_prompts([PromptSource(name="no/such-set", config="main")])
-
-
-def test_chat_template_renders_the_conversation_and_opens_the_response(tiny_target):
-    tokenizer = load_tokenizer(tiny_target)
-    ids = render_prompt(tokenizer, Turn((user("hi"), assistant("ho"), user("hum"))))
-    assert tokenizer.decode(ids) == (
-        "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\nho<|im_end|>\n"
-        "<|im_start|>user\nhum<|im_end|>\n<|im_start|>assistant\n"
-    )
 
 
 @pytest.fixture
