@@ -1,7 +1,11 @@
 """The text of a smallest recipe; and one of a tiny target as a user has it: a file, beside one of prompts."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
+
+from distill.recipe.recipe import Recipe
 
 BASE = """\
 run_name: demo
@@ -11,12 +15,33 @@ data: {self_written_prompts: 100}
 """
 
 
+def write_prompts(folder: Path, count: int = 20) -> Path:
+    file = folder / "prompts.jsonl"
+    file.write_text("".join(json.dumps({"prompt": f"What comes after {i}?"}) + "\n" for i in range(count)))
+    return file
+
+
+def tiny_recipe(
+    run: Path, target: Path, architecture: Mapping[str, Any], data: Mapping[str, Any], **sections: Any
+) -> Recipe:
+    """Of a float32 target, with a name as its folder has."""
+    return Recipe.model_validate(
+        {
+            "run_name": run.name,
+            "run_dir": str(run),
+            "target": {"path": str(target), "dtype": "float32"},
+            "architecture": architecture,
+            "data": data,
+            **sections,
+        }
+    )
+
+
 def write_recipe(
     folder: Path, target: Path, architecture: str, settings: str, *, num_prompts: int = 16, run: str = "run"
 ) -> Path:
     """The recipe's file; `{prompts}` in its settings is that of the prompts."""
-    prompts, file = folder / "prompts.jsonl", folder / "recipe.yaml"
-    prompts.write_text("".join(json.dumps({"prompt": f"What comes after {i}?"}) + "\n" for i in range(num_prompts)))
+    prompts, file = write_prompts(folder, num_prompts), folder / "recipe.yaml"
     file.write_text(
         f"run_name: tiny\nrun_dir: {folder / run}\ntarget: {{path: {target}, dtype: float32}}\n"
         f"architecture: {architecture}\n" + settings.format(prompts=prompts)

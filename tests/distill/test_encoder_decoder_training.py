@@ -22,6 +22,7 @@ from distill.train import train
 from eval.models import load_model
 from eval.responses import read_traces
 from tests.distill.after_training import assert_resumes, last_state, metrics
+from tests.distill.recipe_files import tiny_recipe
 
 NUM_PROMPTS, NUM_EVAL = 14, 4
 CORNERS = ("total_variation", "negative_log_acceptance", "lk_hybrid")  # no gradient at equality: |p - q| has none
@@ -47,23 +48,11 @@ def begun(make_translator, tmp_path_factory) -> Callable[..., Recipe]:
     prompts.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
     def recipe_of(folder: Path, **distill) -> Recipe:
-        return Recipe.model_validate(
-            {
-                "run_name": folder.name,
-                "run_dir": str(folder),
-                "target": {"path": str(target), "dtype": "float32"},
-                "architecture": {"layers": 1, "encoder_layers": 2, "method": "first_last"},
-                "data": {
-                    "prompts": [{"path": str(prompts)}],
-                    "num_eval_prompts": NUM_EVAL,
-                    "max_new_tokens": 9,
-                    "max_seq_len": 128,
-                },
-                "distill": {**SETTINGS, **distill},
-                "export": {"dtype": "float32"},
-                "eval": {"num_prompts": 2},
-            }
-        )
+        cut = {"layers": 1, "encoder_layers": 2, "method": "first_last"}
+        lengths = {"num_eval_prompts": NUM_EVAL, "max_new_tokens": 9, "max_seq_len": 128}
+        data = {"prompts": [{"path": str(prompts)}], **lengths}
+        more = {"export": {"dtype": "float32"}, "eval": {"num_prompts": 2}}
+        return tiny_recipe(folder, target, cut, data, distill={**SETTINGS, **distill}, **more)
 
     def staged(recipe: Recipe) -> Recipe:
         for stage in (prune_stage, generate_stage):

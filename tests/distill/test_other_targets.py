@@ -3,7 +3,6 @@
 Of those with experts, Qwen3 MoE has an entry: its drafts are pruned in width too.
 """
 
-import json
 from typing import Any
 
 import pytest
@@ -15,7 +14,6 @@ from architectures.shapes import OtherShape, model_shape
 from distill.check import check_recipe
 from distill.chunked_loss import head_of
 from distill.pipeline import cache_stage, eval_stage, generate_stage, prune_stage
-from distill.recipe.recipe import Recipe
 from distill.run import Run
 from distill.teacher_cache import load_head
 from distill.train import train
@@ -23,6 +21,7 @@ from eval.decoding.sampling import Limits, Speculation
 from eval.decoding.speculative import plain_decode, speculative_decode
 from eval.models import load_model
 from eval.scorecard_schema import CARD_NAME, read_scorecard
+from tests.distill.recipe_files import tiny_recipe, write_prompts
 
 MOE = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
 OTHERS = {  # model_type -> entries that it needs beyond those of tests/conftest.py
@@ -107,35 +106,21 @@ def test_parameters_are_those_of_the_model_up_to_norms_and_routers(model_type):
 )
 def test_a_run(target_of, make_checkpoint, tmp_path, model_type, teacher, source_type):
     """With a dense draft of another family, and with a draft of the target's first, last or least removable layers."""
-    prompts = tmp_path / "prompts.jsonl"
-    prompts.write_text("\n".join(json.dumps({"prompt": f"question {i}"}) for i in range(10)))
     target, architecture = target_of(model_type), {"layers": 2, "method": "greedy", "calibration": {"tokens": 64}}
     if model_type == "qwen3_moe":
         architecture |= {"heads": 2, "experts": 3, "vocabulary": {"size": 259}}
     if source_type is not None:
         source = make_checkpoint(seed=2, model_type=source_type, num_hidden_layers=3)
         architecture = {"layers": 2, "method": "first_last", "source": str(source)}
-    recipe = Recipe.model_validate(
-        {
-            "run_name": "run",
-            "run_dir": str(tmp_path / "run"),
-            "target": {"path": str(target), "dtype": "float32"},
-            "architecture": architecture,
-            "data": {
-                "prompts": [{"path": str(prompts)}],
-                "num_eval_prompts": 3,
-                "max_seq_len": 64,
-                "max_new_tokens": 8,
-            },
-            "distill": {
-                "max_duration": "2ba",
-                "global_train_batch_size": 4,
-                "precision": "fp32",
-                "scheduler": {"t_warmup": "0ba"},
-                "teacher": {"source": teacher},
-            },
-            "eval": {"num_prompts": 3, "max_new_tokens": 8, "wall_clock_prompts": 2, "dtype": "float32"},
-        }
+    data = {"prompts": [{"path": str(write_prompts(tmp_path, 10))}], "num_eval_prompts": 3}
+    distill = {"max_duration": "2ba", "global_train_batch_size": 4, "precision": "fp32"}
+    recipe = tiny_recipe(
+        tmp_path / "run",
+        target,
+        architecture,
+        {**data, "max_seq_len": 64, "max_new_tokens": 8},
+        distill={**distill, "scheduler": {"t_warmup": "0ba"}, "teacher": {"source": teacher}},
+        eval={"num_prompts": 3, "max_new_tokens": 8, "wall_clock_prompts": 2, "dtype": "float32"},
     )
     run = Run.of(recipe)
     assert any(row.name == "target" for row in check_recipe(recipe))

@@ -1,6 +1,5 @@
 """Every option of pruning with both kinds of family: it works, or it is refused with the reason."""
 
-import json
 from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
@@ -18,6 +17,7 @@ from distill.check import Row, check_recipe
 from distill.pipeline import prune_stage
 from distill.recipe.recipe import Recipe
 from distill.run import Run
+from tests.distill.recipe_files import tiny_recipe, write_prompts
 from tests.rejections import rejects
 
 SIZES = {"gpt2": {"n_layer": 4, "n_head": 4, "n_embd": 64, "n_inner": 96}}  # as every tiny checkpoint
@@ -70,8 +70,7 @@ def scores(tmp_path_factory) -> Path:
 @pytest.fixture
 def recipe_of(tmp_path, scores) -> Callable[..., Recipe]:
     """A recipe of a target and a section architecture, with enough text to calibrate on."""
-    prompts = tmp_path / "prompts.jsonl"
-    prompts.write_text("".join(json.dumps({"prompt": f"What comes after {i}?"}) + "\n" for i in range(20)))
+    data = {"prompts": [{"path": str(write_prompts(tmp_path))}], "num_eval_prompts": 2}
     text = scores / "text.txt"
     text.write_text("What comes after this? " * 20)
 
@@ -79,15 +78,7 @@ def recipe_of(tmp_path, scores) -> Callable[..., Recipe]:
         if "plan" not in architecture and architecture.get("method") != "learned_masks":
             calibration = {"text": str(text), "tokens": 64}
             architecture |= {"scores": str(scores / target.name), "calibration": calibration}
-        return Recipe.model_validate(
-            {
-                "run_name": "r",
-                "run_dir": str(tmp_path / "run"),
-                "target": {"path": str(target), "dtype": "float32"},
-                "architecture": architecture,
-                "data": {"prompts": [{"path": str(prompts)}], "num_eval_prompts": 2},
-            }
-        )
+        return tiny_recipe(tmp_path / "run", target, architecture, data)
 
     return make
 

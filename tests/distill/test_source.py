@@ -24,6 +24,7 @@ from distill.stage_inputs import eval_inputs, generate_inputs, prune_inputs
 from distill.train import main, train
 from eval.responses import Trace, claim_shards, write_shard
 from tests.distill.after_training import metrics
+from tests.distill.recipe_files import tiny_recipe
 from tests.rejections import holds, rejects
 
 OF_TARGET = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", SETTINGS_NAME)
@@ -59,16 +60,8 @@ def make_recipe(tmp_path, target, source):
             "save_interval": "1dur",
             "eval_interval": "1dur",
         }
-        return Recipe.model_validate(
-            {
-                "run_name": "run",
-                "run_dir": str(tmp_path / "run"),
-                "target": {"path": str(target), "dtype": "float32"},
-                "architecture": wanted,
-                "data": {"self_written_prompts": 1, "max_seq_len": 30, "max_new_tokens": 25},
-                "distill": settings,
-            }
-        )
+        data = {"self_written_prompts": 1, "max_seq_len": 30, "max_new_tokens": 25}
+        return tiny_recipe(tmp_path / "run", target, wanted, data, distill=settings)
 
     return make
 

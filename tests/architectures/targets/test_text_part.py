@@ -1,6 +1,5 @@
 """Text models of multimodal checkpoints."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +13,9 @@ from architectures.shapes import model_shape
 from architectures.text_part import import_text_model, text_names
 from distill.check import check_recipe
 from distill.pipeline import prune_stage
-from distill.recipe.recipe import Recipe
 from distill.run import Run
 from tests.conftest import build_tokenizer
+from tests.distill.recipe_files import tiny_recipe, write_prompts
 from tests.rejections import rejects
 
 SIZES = {
@@ -110,22 +109,9 @@ def test_the_text_model_has_the_logits_of_the_whole(make_wrapper, tmp_path, mode
 @pytest.mark.parametrize("model_type", ["gemma3", "qwen3_5"])
 def test_a_draft_is_pruned_from_the_text_model(make_wrapper, tmp_path, model_type):
     folder = make_wrapper(model_type, tied=True)
-    prompts = tmp_path / "prompts.jsonl"
-    prompts.write_text("\n".join(json.dumps({"prompt": f"question {i}"}) for i in range(10)))
-    recipe = Recipe.model_validate(
-        {
-            "run_name": "run",
-            "run_dir": str(tmp_path / "run"),
-            "target": {"path": str(folder), "dtype": "float32"},
-            "architecture": {"layers": 2, "method": "first_last"},
-            "data": {
-                "prompts": [{"path": str(prompts)}],
-                "num_eval_prompts": 2,
-                "max_seq_len": 64,
-                "max_new_tokens": 8,
-            },
-        }
-    )
+    lengths = {"num_eval_prompts": 2, "max_seq_len": 64, "max_new_tokens": 8}
+    data = {"prompts": [{"path": str(write_prompts(tmp_path, 10))}], **lengths}
+    recipe = tiny_recipe(tmp_path / "run", folder, {"layers": 2, "method": "first_last"}, data)
     check_recipe(recipe)
     assert model_shape(read_config(folder)).layers == 3
     run = Run.of(recipe)

@@ -1,6 +1,5 @@
 """What a family cannot be given is refused by check and by every stage, and by nothing else: one table for all."""
 
-import json
 from contextlib import nullcontext
 from pathlib import Path
 from types import MappingProxyType
@@ -12,6 +11,7 @@ from distill.check import check_recipe
 from distill.recipe.recipe import Recipe
 from distill.recipe.validate import FEATURES, reject_unfit
 from distill.run import Run
+from tests.distill.recipe_files import tiny_recipe, write_prompts
 from tests.families import DECODER_ONLY, ENCODER_DECODER
 from tests.rejections import rejects
 
@@ -36,8 +36,7 @@ ASKS = MappingProxyType(  # feature -> sections that ask for it
 
 
 def recipe_of(folder: Path, target: Path, sections: dict[str, dict[str, object]]) -> Recipe:
-    prompts, text = folder / "prompts.jsonl", folder / "text.txt"
-    prompts.write_text("".join(json.dumps({"prompt": f"What is {i}?"}) + "\n" for i in range(9)))
+    prompts, text = write_prompts(folder, 9), folder / "text.txt"
     text.write_text("some words. " * 400)
     data = {**RESPONSEED, **sections.get("data", {}), "prompts": [{"path": str(prompts)}]}
     words = {"text": {"domains": ({"name": "all", "path": str(text)},)}} if "text" in sections else {}
@@ -47,19 +46,8 @@ def recipe_of(folder: Path, target: Path, sections: dict[str, dict[str, object]]
         architecture["calibration"] = calibration
     if "stages" in architecture:
         del architecture["layers"]
-    return Recipe.model_validate(
-        {
-            "run_name": "r",
-            "run_dir": str(folder / "run"),
-            "target": {"path": str(target), "dtype": "float32"},
-            "architecture": architecture,
-            "data": data,
-            "distill": sections.get("distill", {}),
-            "generate": sections.get("generate", {}),
-            "eval": {"num_prompts": 2},
-            **words,
-        }
-    )
+    rest = {name: sections.get(name, {}) for name in ("distill", "generate")}
+    return tiny_recipe(folder / "run", target, architecture, data, **rest, eval={"num_prompts": 2}, **words)
 
 
 @pytest.mark.parametrize("feature", ASKS)

@@ -1,6 +1,5 @@
 """A target with more tokens than the 259 that are always kept, and runs of it with made-up responses."""
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Any
 import pytest
 
 from distill.run import Run
+from tests.distill.recipe_files import tiny_recipe, write_prompts
 
 VOCAB = 320  # 3 special tokens, 256 bytes, 40 words, 21 rows of padding
 COUNTED = {"size": 261, "from": "responses"}
@@ -44,25 +44,14 @@ def wordy(folder: Path) -> Path:
 @pytest.fixture
 def make_recipe(tmp_path: Path, wordy_target: Path) -> Callable[..., Any]:
     """make_recipe(vocabulary, architecture={...}, **sections) -> a recipe of a run in tmp_path."""
-    from distill.recipe.recipe import Recipe
-
-    prompts = tmp_path / "prompts.jsonl"
-    prompts.write_text("".join(json.dumps({"prompt": f"What comes after {i}?"}) + "\n" for i in range(20)))
+    data = {"prompts": [{"path": str(write_prompts(tmp_path))}], "num_eval_prompts": 2}
 
     def make(
         vocabulary: Mapping[str, Any] | None, architecture: Mapping[str, Any] | None = None, **sections: Any
     ) -> Any:
         wanted = {"layers": 2, "method": "first_last"} if architecture is None else architecture
-        return Recipe.model_validate(
-            {
-                "run_name": "r",
-                "run_dir": str(tmp_path / "run"),
-                "target": {"path": str(wordy_target), "dtype": "float32"},
-                "architecture": {**wanted, "vocabulary": vocabulary},
-                "data": {"prompts": [{"path": str(prompts)}], "num_eval_prompts": 2},
-                **sections,
-            }
-        )
+        cut = {**wanted, "vocabulary": vocabulary}
+        return tiny_recipe(tmp_path / "run", wordy_target, cut, **{"data": data, **sections})
 
     return make
 
