@@ -120,12 +120,7 @@ def test_traces_and_text_are_scored(traces, tiny_draft, capsys):
     assert f"scorecard: {out / 'scorecard.md'}" in capsys.readouterr().out
     card = json.loads((out / "scorecard.json").read_text())
     assert card["settings"]["seed"] == 3
-    assert [entry["num_speculative_tokens"] for entry in card["acceptance"][0]["by_k"]] == [
-        1,
-        2,
-        3,
-        4,
-    ]
+    assert [entry["num_speculative_tokens"] for entry in card["acceptance"][0]["by_k"]] == [1, 2, 3, 4]
 
     Path("truth.txt").write_text("".join(f"tensor([[{5 + i}, 6, 7]])\n" for i in range(70)))
     Path("p.jsonl").write_text("".join(f'{{"prompt": "row {i}"}}\n' for i in range(4321)))

@@ -24,6 +24,7 @@ from distill.text_training import collate_text, student_losses, teacher_losses
 from distill.trainer import build_model, build_optimizer
 from eval.decoding.kv_cache import open_sequencer
 from tests.distill.losses.test_chunked import BFLOAT16_RTOL, Problem, assert_same
+from tests.distill.recipe_files import tiny_recipe, write_prompts
 from tests.pretended_gpu import OnGpu, pretended_gpu
 
 
@@ -151,21 +152,11 @@ def test_masks_are_trained_and_written(make_masks, gpu):
 
 
 @pytest.mark.parametrize("method", ["block_influence", "greedy", "merge"])
-def test_a_target_is_cut_and_responses(make_run, tmp_path, gpu, method):
-    (tmp_path / "p.jsonl").write_text("".join(f'{{"prompt": "What comes after {i}?"}}\n' for i in range(20)))
-    recipe = make_run("other")
+def test_a_target_is_cut_and_responses(tiny_target, tmp_path, gpu, method):
     architecture = {"layers": 2, "intermediate": 96, "hidden": 48, "method": method}
     architecture["calibration"] = {"tokens": 64}
-    data = {"prompts": [{"path": str(tmp_path / "p.jsonl")}], "num_eval_prompts": 2, "max_new_tokens": 3}
-    recipe = type(recipe).model_validate(
-        {
-            "run_name": "r",
-            "run_dir": str(tmp_path / "r"),
-            "target": recipe.target.model_dump(),
-            "architecture": architecture,
-            "data": data,
-        }
-    )
+    data = {"prompts": [{"path": str(write_prompts(tmp_path))}], "num_eval_prompts": 2, "max_new_tokens": 3}
+    recipe = tiny_recipe(tmp_path / "run", tiny_target, architecture, data)
     prune_stage(Run.of(recipe))
     if method == "greedy":
         generate_stage(Run.of(recipe))

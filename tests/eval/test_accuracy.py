@@ -119,20 +119,16 @@ def test_intervals_are_wilsons(count, total):
 @pytest.mark.parametrize(
     ("text", "number"),
     [
-        ("She sells 9 * 2 = 18 eggs.", "18"),
         ("It is $18.00.", "18"),
         ("It costs 18.50 dollars", "18.5"),
         ("1,234,567.25 in all", "1234567.25"),
         ("12,34", "34"),  # no thousands: two numbers
         ("1,2345", "2345"),
-        ("x=-5", "-5"),
         ("−5 degrees", "-5"),
         ("loses -$5", "-5"),
         ("10-5", "5"),
-        ("(10)-5", "5"),
         ("covid-19", "19"),
         ("1/2", "2"),
-        ("\\boxed{18}", "18"),
         ("<<9*2=18>>18", "18"),
         ("version 1.2.3", "3"),
         ("-0", "0"),

@@ -17,13 +17,14 @@ from architectures.vocabulary import DRAFT_VOCABULARY_NAME, TOKENIZER, DraftVoca
 from architectures.vocabulary_head import head_ids
 from distill import pipeline as stages
 from distill.check import planned_shapes, tokenizer_folder
-from distill.debug import begin_debug, debug_recipe, tiny_run
+from distill.debug import begin_debug
 from distill.draft_vocabulary import id_counts_in_text, tokens_in
 from distill.pipeline import prune_stage, run_all
 from distill.recipe.recipe import Recipe, load_recipe, save_recipe
 from distill.run import Run, earlier_stages, share_responses
 from distill.stage_inputs import mask_inputs, prune_inputs
 from eval.models import load_model, load_tokenizer
+from tests.distill.debug.test_recipe import make, shrink
 from tests.rejections import rejects
 
 ALWAYS = set(range(259))
@@ -271,21 +272,8 @@ def test_what_makes_no_sense_is_reported_at_its_key(mistakes, vocabulary, key):
     assert line.startswith(f"r.yaml:3: architecture.vocabulary{key} ")
 
 
-def recipe_of(architecture: dict) -> Recipe:
-    return Recipe.model_validate(
-        {
-            "run_name": "real",
-            "target": {"path": "meta-llama/Llama-2-7b-hf"},
-            "architecture": {"layers": 5, **architecture},
-            "data": {"prompts": [{"name": "owner/prompts"}]},
-        }
-    )
-
-
 def shrunk(architecture: dict) -> Recipe:
-    real = recipe_of(architecture)
-    cut = planned_shapes(real)
-    return debug_recipe(real, tiny_run(real, cut.target, cut.source))
+    return shrink(make({"layers": 5, **architecture}))
 
 
 @pytest.mark.parametrize(("size", "tiny"), [(None, None), (2, 259)])
@@ -298,7 +286,7 @@ def test_a_debug_run_has_a_list_of_its_own(tmp_path, size, tiny):
 
 
 def test_what_a_plan_makes_small_stays_small(tmp_path):
-    whole = recipe_of({"layers": 16, "method": "first_last"})
+    whole = make({"layers": 16, "method": "first_last"})
     plan = plan_pruning(planned_shapes(whole).source, whole.architecture, seed=0)
     for name, each in (("small", plan.with_vocabulary(tuple(range(99)))), ("whole", plan)):
         (tmp_path / f"{name}.json").write_text(each.to_json())

@@ -95,17 +95,7 @@ def test_claims_are_read_or_refused(folder, claim, named):
     assert time.monotonic() - start_s < 1
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("temperature", "hot"),
-        ("top_p", 0),
-        ("target", 3),
-        ("top_k", 0),
-        ("min_p", 1),
-        ("repetition_penalty", 0),
-    ],
-)
+@pytest.mark.parametrize(("name", "value"), [("temperature", "hot"), ("top_p", 0), ("target", 3)])
 def test_settings_of_recorded_responses_are_typed(tiny_target, folder, name, value):
     tokenizer = {"vocabulary": "", "bos_token_id": 1, "eos_token_id": 2}
     with pytest.MonkeyPatch.context() as patch:
