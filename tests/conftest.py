@@ -96,6 +96,13 @@ def build_tokenizer() -> Any:
     )
 
 
+def stopped_by_many(folder: Path) -> Path:
+    """The same checkpoint; its responses end at different lengths, as many tokens stop it."""
+    file = folder / "generation_config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "eos_token_id": [2, *range(100, 264, 9)]}))
+    return folder
+
+
 @pytest.fixture
 def _empty_heap() -> None:
     """What earlier tests of this process have freed goes back, or what a test asks for would need no new memory."""

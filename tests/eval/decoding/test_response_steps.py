@@ -5,7 +5,6 @@ Graphs themselves need a GPU; here a pass is traced and run again as a graph is,
 
 import dataclasses
 import gc
-import json
 import weakref
 
 import pytest
@@ -20,6 +19,7 @@ from eval.decoding.kv_cache import RowSequencer, TextSequencer, open_sequencer
 from eval.models import load_model
 from eval.prompts import Prompt
 from eval.responses import read_traces
+from tests.conftest import stopped_by_many
 from tests.eval.decoding.stand_ins import watched_maker
 from tests.eval.responses import test_traces
 from tests.pretended_gpu import pretended_gpu
@@ -31,13 +31,6 @@ SAMPLED = dataclasses.replace(GREEDY, temperature=1.3, top_p=0.9, repetition_pen
 TEXTS = ("one", "a much longer prompt number two", "3", "four " * 60, "the fifth of them")
 ASKED = [Prompt(f"file.jsonl:{number}", (user_turn(text),)) for number, text in enumerate(TEXTS, start=1)]
 PROMPTS = [*ASKED, Prompt("talk.jsonl:1", (user_turn("first"),), ("second",))]
-
-
-def stopped_by_many(folder):
-    """Responses end at different lengths."""
-    config = json.loads((folder / "generation_config.json").read_text())
-    (folder / "generation_config.json").write_text(json.dumps({**config, "eos_token_id": [2, *range(100, 264, 9)]}))
-    return folder
 
 
 @pytest.fixture(scope="module")

@@ -33,6 +33,7 @@ from eval.responses import (
     row_location,
     write_shard,
 )
+from tests.conftest import stopped_by_many
 from tests.rejections import rejects
 from tests.sharing import by_processes
 
@@ -67,10 +68,7 @@ def shard_bytes(out: Path) -> dict[str, bytes]:
 @pytest.fixture(scope="module")
 def chatty_target(make_checkpoint):
     """A target whose greedy responses end at different lengths: many tokens stop it; not to be changed."""
-    folder = make_checkpoint(seed=1)
-    config = json.loads((folder / "generation_config.json").read_text())
-    (folder / "generation_config.json").write_text(json.dumps({**config, "eos_token_id": [2, *range(100, 264, 9)]}))
-    return folder
+    return stopped_by_many(make_checkpoint(seed=1))
 
 
 @pytest.mark.parametrize("settings", [GREEDY, SAMPLED, MIXED, dataclasses.replace(MIXED, batch_size=1)])
@@ -338,10 +336,7 @@ GREEDY_SHORT, SAMPLED_SHORT = (
 @pytest.fixture(scope="module", params=["llama", "t5"])
 def target(request, make_checkpoint, make_translator):
     """Whose responses end at different lengths: many tokens stop it."""
-    folder = (make_translator if request.param == "t5" else make_checkpoint)(seed=1)
-    config = json.loads((folder / "generation_config.json").read_text())
-    (folder / "generation_config.json").write_text(json.dumps({**config, "eos_token_id": [2, *range(100, 264, 9)]}))
-    return folder
+    return stopped_by_many((make_translator if request.param == "t5" else make_checkpoint)(seed=1))
 
 
 def files(folder: Path) -> dict[str, bytes]:

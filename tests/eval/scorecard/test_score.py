@@ -26,6 +26,7 @@ from eval.scorecard import forecast, score_drafts, speedup_row, typical_context
 from eval.scorecard_schema import LOOKUP, LOOKUP_THEN_DRAFT, Spent, SpentByBoth, StepCounts, read_scorecard
 from eval.speedup import StepTimes, break_even_alpha
 from eval.wall_clock import DRAFT, LiveResponse, LiveWay, best_lookup, compare_with_replay, live_record
+from tests.conftest import stopped_by_many
 from tests.eval.scorecard.test_acceptance_record import GOOD
 from tests.rejections import rejects
 
@@ -288,9 +289,7 @@ def test_every_temperature_is_decoded_live_and_the_verdict_is_of_the_first_where
     target_folder, noisy_folder, tmp_path
 ):
     """With every sampling setting, which the page names wherever it names the temperature, and many stop tokens."""
-    folder, out = Path(shutil.copytree(target_folder, tmp_path / "chatty")), tmp_path / "out"
-    settings = json.loads((folder / "generation_config.json").read_text())
-    (folder / "generation_config.json").write_text(json.dumps({**settings, "eos_token_id": [2, *range(100, 264, 9)]}))
+    folder, out = stopped_by_many(Path(shutil.copytree(target_folder, tmp_path / "chatty"))), tmp_path / "out"
     how = {**SHORT, "temperatures": (0.7, 1.2), "wall_clock_prompts": 4}
     how["sampling"] = {"top_p": 0.9, "min_p": 0.01, "repetition_penalty": 1.1}
     scorecard = score_drafts(folder, {"draft": noisy_folder}, PROMPTS, config(**how), out, seed=1)
