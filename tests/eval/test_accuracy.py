@@ -26,16 +26,10 @@ from eval.chat import TEXT
 from eval.decoding.sampling import Decoded, Limits
 from eval.decoding.speculative import plain_decode
 from eval.lossless import MIN_P, Parting, find_parting
-from eval.pair import load_pair
 from eval.replay import response_logits
 from tests.rejections import rejects
 
 HOW = {"max_new_tokens": 12, "batch_size": 3}
-
-
-@pytest.fixture(scope="module")
-def pair(target_folder, noisy_folder):
-    return load_pair(str(target_folder), str(noisy_folder), dtype="float32")
 
 
 @pytest.fixture(scope="module")

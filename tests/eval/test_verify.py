@@ -13,25 +13,17 @@ from architectures.settings import flag_of
 from eval import accuracy, lossless, side_by_side
 from eval import large_targets as targets
 from eval import pair as pairs
-from eval.chat import user_turn
 from eval.decoding import cuda_graphs as captured
 from eval.decoding import sampling as rules
 from eval.decoding.sampling import Limits, Speculation
 from eval.decoding.speculative import Emitted, decode_steps, speculative_decode
 from eval.models import load_model
-from eval.pair import load_pair, prompts_of
-from eval.prompts import Prompt
+from eval.pair import prompts_of
 from eval.side_by_side import spans, writers_of
 from tests.eval.decoding.stand_ins import watched_maker
 
 ROOT = Path(__file__).parents[2]
-PROMPT = Prompt("here", (user_turn("Add 2 and 3, please."),))
 ACCURACY, SHOW = ("--accuracy", "multiplication"), ("--show",)
-
-
-@pytest.fixture(scope="module")
-def pair(target_folder, noisy_folder):
-    return load_pair(str(target_folder), str(noisy_folder), dtype="float32")
 
 
 @pytest.fixture
