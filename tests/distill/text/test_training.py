@@ -30,7 +30,6 @@ from tests.distill.after_training import assert_equal, changed, last_state, metr
 from tests.distill.two_processes import train_by
 from tests.rejections import rejects
 
-ROOT = Path(__file__).parents[3]
 EOS = 2  # of the tiny tokenizer, whose other tokens are single bytes
 T = 12  # tokens of a sequence
 CPU = torch.device("cpu")
