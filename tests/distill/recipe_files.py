@@ -22,7 +22,7 @@ def write_prompts(folder: Path, count: int = 20) -> Path:
 
 
 def tiny_recipe(
-    run: Path, target: Path, architecture: Mapping[str, Any], data: Mapping[str, Any], **sections: Any
+    run: Path, target: Path, architecture: Mapping[str, Any], data: Mapping[str, Any], /, **sections: Any
 ) -> Recipe:
     """Of a float32 target, with a name as its folder has."""
     return Recipe.model_validate(
