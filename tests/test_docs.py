@@ -17,6 +17,10 @@ from widedraft import COMMANDS
 ROOT = Path(__file__).parents[1]
 SITE_PAGES = sorted(page.relative_to(ROOT) for page in (ROOT / "docs").rglob("*.md"))
 PAGES = [*sorted(page.relative_to(ROOT) for page in ROOT.glob("*.md")), *SITE_PAGES]
+
+GENERATED = re.compile(
+    r"^<!-- [^\n]*(?:begin -->|written by)[^\n]*$.*?^<!-- [^\n]*end[^\n]*-->$", re.MULTILINE | re.DOTALL
+)
 FENCED = re.compile(r"^( *)```.*?^\1```$", re.MULTILINE | re.DOTALL)
 
 
@@ -27,6 +31,13 @@ def test_every_test_that_docs_name_is_there():
     named = set(re.findall(r"`(test_\w+)`", page)) | set(re.findall(r"\[`(\w+)`\]", page))
     assert len(named) > 40
     assert not named - defined
+
+
+@pytest.mark.parametrize("page", PAGES, ids=str)
+def test_prose_is_narrower_than_120_characters(page):
+    """Tables, code and what commands write into a page are as wide as they are."""
+    long = [line for line in prose(page) if len(line) >= 120]
+    assert not long
 
 
 @pytest.mark.parametrize("page", PAGES, ids=str)
@@ -85,6 +96,14 @@ def anchors(page):
 @cache
 def parsed(page):
     return MarkdownIt("commonmark").enable("table").parse((ROOT / page).read_text(encoding="utf-8"))
+
+
+def prose(page):
+    """The lines of a page that people write as text: no code, no table, nothing between the marks of a generator."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    for outside in (GENERATED, FENCED):
+        text = outside.sub("", text)
+    return [line for line in text.split("\n") if not line.lstrip().startswith("|") and not line.startswith("    ")]
 
 
 CODE = re.compile(r"^ {4,}widedraft .*$|`widedraft [^`]+`", re.MULTILINE)

@@ -12,10 +12,12 @@ import pytest
 import yaml
 
 import widedraft
+from architectures.console import terminal
 from architectures.hub import KNOWN_CONFIGS
 from architectures.manifest import read_manifest
-from distill.check import check_recipe, planned_shapes
+from distill.check import check_recipe, facts_table, planned_shapes
 from distill.debug import debug_recipe, tiny_run
+from distill.estimate import matrix_parameters
 from distill.recipe.recipe import load_recipe
 
 ROOT = Path(__file__).parents[1]
@@ -23,6 +25,11 @@ RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))
 LAPTOP = ("quickstart", "smollm2-chat", "smollm2-gsm8k")
 CODER = "qwen2.5-coder-1.5b"  # its target is made from packages too, but too large for every checkout
 PUBLISHED = [path for path in RECIPES if path.stem not in (*LAPTOP, CODER)]  # targets of the hub
+ASKED_FOR = {
+    "llama-7b-wide-1.3b", "llama-7b-wide-796m", "llama-7b-wide-543m", "llama-7b-wide-290m",
+    "llama2-7b-wide-1.3b", "llama2-7b-wide-796m", "llama2-7b-wide-543m", "llama2-7b-wide-290m", "llama2-7b-deep-1.3b",
+    "llama3.1-8b-wide-829m", "mistral-7b-wide", "qwen2.5-7b-wide", CODER, *LAPTOP,
+}  # fmt: skip
 RUN_IN_DEPTH = {  # with words that bring in what others have
     "llama-7b-wide-290m": (
         "architecture={shape: wide-290m, method: learned_masks}",
@@ -41,6 +48,7 @@ BASE = [path for path in PUBLISHED if path.stem.startswith("llama-7b-")]  # of L
 OF_THE_TARGET = ("run_name", "target", "architecture")  # keys that recipes of several targets do not share
 LABELS = ("Command", "Hardware", "Hours", "Expect")
 every_recipe = pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+every_published = pytest.mark.parametrize("path", PUBLISHED, ids=lambda path: path.stem)
 
 
 def header(path: Path) -> dict[str, str]:
@@ -70,6 +78,10 @@ def needs_smollm2(path: Path) -> None:
         pytest.skip("models/SmolLM2-135M-Instruct is not there; `make test` fetches it")
 
 
+def test_the_recipes_users_came_for_are_there():
+    assert {path.stem for path in RECIPES} == ASKED_FOR
+
+
 @every_recipe
 def test_header_has_its_labels_and_the_file_name(path):
     lines = header(path)
@@ -91,6 +103,13 @@ def test_header_states_the_parameters_of_the_draft(path):
     assert f"{planned_shapes(load_recipe(path)).draft.parameters() / 1e6:.1f}M" in header(path)[""]
 
 
+def test_header_of_llama_3_states_the_share_of_the_output_head():
+    path = ROOT / "recipes" / "llama3.1-8b-wide-829m.yaml"
+    draft = planned_shapes(load_recipe(path)).draft
+    share = draft.vocab * draft.hidden / matrix_parameters(draft)
+    assert {f"{share:.0%}", "docs/deploy.md"} <= set(re.findall(r"[\w./]+%?", header(path)[""]))
+
+
 @every_recipe
 def test_names_agree_with_the_file(path):
     recipe = load_recipe(path)
@@ -108,6 +127,8 @@ def test_it_passes_check_without_a_network(path, here):
     assert {"target", "draft", "disk", "steps", "hours"} <= names
     assert {"generate", "distill", "eval"} <= stages
     assert ("not checked" in names) == (path.stem not in LAPTOP)
+    assert len(terminal(facts_table(rows, verbose=False)).splitlines()) <= 25
+    assert len(terminal(facts_table(rows, verbose=True)).splitlines()) == len(rows)
 
 
 FIELDS = {"gsm8k": "question", "alpaca": "instruction", "mt_bench": "turns"}
