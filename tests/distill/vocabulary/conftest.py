@@ -51,7 +51,7 @@ def make_recipe(tmp_path: Path, wordy_target: Path) -> Callable[..., Any]:
     ) -> Any:
         wanted = {"layers": 2, "method": "first_last"} if architecture is None else architecture
         cut = {**wanted, "vocabulary": vocabulary}
-        return tiny_recipe(tmp_path / "run", wordy_target, cut, **{"data": data, **sections})
+        return tiny_recipe(tmp_path / "run", wordy_target, cut, data, **sections)
 
     return make
 
