@@ -1,6 +1,7 @@
 """Builds archives for a GPU machine without network access, at most 64 MiB per call, and unpacks them there.
 
     python -m benchmarks.gpu.pack pack        # where there is a package index: fills .carry/
+    python -m benchmarks.gpu.pack pack --pair TARGET.gguf DRAFT PROMPTS.jsonl     # a pair of models besides
     python -m benchmarks.gpu.pack list        # what travels in which call, and how large
     python -m benchmarks.gpu.pack receive --keep FOLDER       # there: verifies and unpacks what came
 
@@ -22,6 +23,7 @@ import sys
 import tarfile
 import tempfile
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -31,6 +33,7 @@ ARCHIVE_BYTES = 60 * 2**20  # of one folder
 PYTHON_THERE, TORCH_THERE = "3.12", "2.11.0"  # vLLM 0.25.1 pins torch
 PLATFORMS = tuple(f"manylinux_2_{minor}_x86_64" for minor in (34, 31, 28, 27, 24, 17, 12, 5))
 TARGET_NAME = "SmolLM2-135M-Instruct.gguf"
+PAIR, PAIR_TARGET = "pair", "pair.gguf"  # draft and prompts in site/pair, the target beside it
 LISTS = {"vllm": "vllm.txt", "ours": "wheels.txt"}
 VLLM_LIBRARIES = ("_C_stable_libtorch", "_vllm_fa3_C", "cumem_allocator", "spinloop")  # of 640 MB, 230
 VLLM_SUFFIXES = (".py", ".json", ".txt", ".jinja")
@@ -47,12 +50,19 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("what", choices=("pack", "list", "receive"))
     parser.add_argument("--carry", type=Path, default=CARRY, help="folder of what travels (default: .carry)")
     parser.add_argument("--keep", type=Path, help="receive: folder to unpack into")
+    parser.add_argument(
+        "--pair",
+        type=Path,
+        nargs=3,
+        metavar=("TARGET.gguf", "DRAFT", "PROMPTS.jsonl"),
+        help="pack: also this pair; DRAFT in the form that vLLM loads",
+    )
     options = parser.parse_args(argv)
     if options.what == "receive" and options.keep is None:
         parser.error("receive needs --keep")
     try:
         if options.what == "pack":
-            pack(options.carry)
+            pack(options.carry, options.pair)
         if options.what == "receive":
             print(receive(options.carry, options.keep))
         else:
@@ -63,8 +73,8 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
-def pack(carry: Path) -> None:
-    """Build the three archives and cut them into calls."""
+def pack(carry: Path, pair: Sequence[Path] | None = None) -> None:
+    """Build the archives and cut them into calls."""
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         for name, listed in LISTS.items():
@@ -74,7 +84,17 @@ def pack(carry: Path) -> None:
                 strip_vllm(site)
             compress(site, folder / f"{name}.tar.xz")
         (folder / TARGET_NAME).write_bytes(target_bytes(folder))
-        divide([folder / "vllm.tar.xz", folder / "ours.tar.xz", folder / TARGET_NAME], carry)
+        archives = [folder / "vllm.tar.xz", folder / "ours.tar.xz", folder / TARGET_NAME]
+        divide([*archives, *(pair_archives(*pair, folder) if pair else ())], carry)
+
+
+def pair_archives(target: Path, draft: Path, prompts: Path, folder: Path) -> list[Path]:
+    """Copy a target's GGUF file, and archive a draft with prompts."""
+    inside = folder / "packed" / PAIR
+    shutil.copytree(draft, inside / "draft", ignore=shutil.ignore_patterns("*.gguf"))
+    shutil.copyfile(prompts, inside / "prompts.jsonl")
+    compress(inside.parent, folder / f"{PAIR}.tar.xz")
+    return [Path(shutil.copyfile(target, folder / PAIR_TARGET)), folder / f"{PAIR}.tar.xz"]
 
 
 def requirements(listed: str) -> list[str]:

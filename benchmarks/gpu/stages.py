@@ -32,7 +32,8 @@ STAGES = {
         ("vllm", 150, 100, "vLLM decodes 64 tokens of a dummy LLaMA-7B, without and with a draft", "vllm_steps:smoke"),
         ("vllm_steps", 540, 150, "time per verification step in vLLM, by draft, k and batch", "vllm_steps"),
         ("tests", 115, 60, "the tests marked gpu", "tests_stage"),
-        ("vllm_pair", 400, 300, "a draft distilled there in vLLM: speed, n-gram, replay", "vllm_pair"),
+        ("pair", 540, 300, "a carried pair in vLLM: speed of draft and n-gram at concurrency 1, 8, 32", "pair:speed"),
+        ("pair_certificate", 540, 300, "the same, certified as served", "pair:certificate"),
         ("steps", 90, 40, "step times of named shapes with their bandwidth floor, in our loop", "steps"),
     )
 }

@@ -2,11 +2,23 @@
 
 import struct
 import tarfile
+from dataclasses import replace
 
 import pytest
 
 from benchmarks.gpu import pack
-from benchmarks.gpu.pack import BrokenError, compress, divide, main, only_hopper, requirements, strip_vllm
+from benchmarks.gpu import pair as pair_stage
+from benchmarks.gpu.pack import (
+    BrokenError,
+    compress,
+    divide,
+    main,
+    only_hopper,
+    pair_archives,
+    requirements,
+    strip_vllm,
+)
+from benchmarks.gpu.stage import SkippedError
 from tests.rejections import rejects
 
 CONTENT = bytes(range(256)) * 9 + b"!"
@@ -81,6 +93,29 @@ def test_calls_arrive_one_after_the_other(packed, keep, tmp_path, backwards):
         assert receive(here.parent, keep) == 0
         assert (keep / "target.gguf").is_file() == (number == len(folders))
     assert (keep / "target.gguf").read_bytes() == CONTENT
+
+
+def test_a_pair_arrives_and_its_target_is_imported_once(keep, tmp_path, monkeypatch, setting):
+    commands = []
+    monkeypatch.setattr(pair_stage, "require_vllm", lambda: None)
+    monkeypatch.setattr(pair_stage, "widedraft", lambda *words: commands.append(words))
+    here = replace(setting, size="laptop", work=keep / "work-laptop")
+    with rejects("pair", error=SkippedError):
+        pair_stage.carried_pair(here)
+    files = {"t.gguf": CONTENT, "p.jsonl": b"{}", "draft/config.json": b"{}", "draft/draft-Q8_0.gguf": b"x"}
+    for name, content in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(content)
+    divide(pair_archives(*(tmp_path / name for name in ("t.gguf", "draft", "p.jsonl")), tmp_path), tmp_path / "carry")
+    assert receive(tmp_path / "carry", keep) == 0
+    pair = pair_stage.carried_pair(here)
+    assert commands == [("import", keep / "pair.gguf", "--to", pair.target)]
+    assert (keep / "pair.gguf").read_bytes() == CONTENT
+    assert (pair.prompts.read_bytes(), [path.name for path in pair.draft.iterdir()]) == (b"{}", ["config.json"])
+    pair.target.mkdir(parents=True)
+    (pair.target / "config.json").write_text("{}")
+    assert pair_stage.carried_pair(here) == pair
+    assert len(commands) == 1
 
 
 @pytest.mark.parametrize("damage", [lambda data: data[:-1], lambda data: data[:5] + b"?" + data[6:]])

@@ -81,7 +81,7 @@ def test_the_queue_runs_what_is_not_measured_yet_as_far_as_time_goes(tmp_path, m
     def run_now(name, listed, told, left_s):
         begun.append(name)
         rows = [{"a": 1}, *([{"skipped": "no time"}] if name == "tests" else [])]
-        return record_module.stage_record("failed" if name == "vllm_pair" else "done", None, rows, seconds=1, limit_s=2)
+        return record_module.stage_record("failed" if name == "pair" else "done", None, rows, seconds=1, limit_s=2)
 
     monkeypatch.setattr(record_module, "DEVICES", tmp_path / "none")
     monkeypatch.setattr(runner, "run_stage", run_now)
@@ -95,7 +95,7 @@ def test_the_queue_runs_what_is_not_measured_yet_as_far_as_time_goes(tmp_path, m
     begun.clear()
     with pytest.raises(SystemExit):
         main(words)
-    assert begun == ["tests", "vllm_pair"]
+    assert begun == ["tests", "pair"]
     begun.clear()
     assert main([*words, "--only", "machine"]) == 0
     assert begun == ["machine"]

@@ -13,7 +13,7 @@ from benchmarks.gpu import stage_process
 from benchmarks.gpu.stages import STAGES
 
 ROOT = Path(__file__).parents[3]
-ELSEWHERE = {"tests", "vllm", "vllm_steps", "vllm_pair"}  # a GPU, or an environment with vLLM
+ELSEWHERE = {"tests", "vllm", "vllm_steps", "pair", "pair_certificate"}  # a GPU, or an environment with vLLM
 
 
 def run_here(words: list[str], _limit_s: float) -> int:
@@ -25,7 +25,6 @@ def run_here(words: list[str], _limit_s: float) -> int:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.usefixtures("trainings_begin_at_once")
 def test_every_stage_runs_on_a_processor(tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(runner, "run_for", run_here)
