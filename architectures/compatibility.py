@@ -156,6 +156,7 @@ class Pair:
     revision: str = "main"
     tensor_parallel: int = 1
     num_speculative_tokens: int = DEFAULT_NUM_SPECULATIVE_TOKENS
+    draft_p_min: float = 0.0
 
     @property
     def has_own_tokenizer(self) -> bool:
@@ -381,7 +382,7 @@ def serve_sglang(pair: Pair) -> str:
 def serve_llama_cpp(pair: Pair) -> str:
     return shell(
         ["llama-server", "-m", gguf_name(pair.target), "-md", gguf_name(pair.draft), "--spec-type", "draft-simple"],
-        ["--spec-draft-n-max", str(pair.num_speculative_tokens), "--spec-draft-p-min", "0.0"],
+        ["--spec-draft-n-max", str(pair.num_speculative_tokens), "--spec-draft-p-min", str(pair.draft_p_min)],
         template_defaults(pair, "--chat-template-kwargs"),
     )
 

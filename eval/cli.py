@@ -122,7 +122,7 @@ WALL_CLOCK_ONLY = (
 IN_ENGINE_ONLY = ("python", "target_file")
 NOT_OF_SERVERS = ("engine", "python", "target_file", "ngram_size_n", "ngram_size_m")
 ENGINE_PRECISION = 0.1  # default in engines, unless --repeats
-NOT_IN_ENGINES = ("assisted", "capture", "target_bits", "draft_p_min", "repetition_penalty")
+NOT_IN_ENGINES = ("assisted", "capture", "target_bits", "repetition_penalty")
 
 NgramSizeN = Annotated[
     Annotated[
@@ -227,6 +227,8 @@ class BenchmarkSettings(DecodingFlags):
             if name in given:
                 fact = "is not supported in engines" if self.in_engine else "needs --engine"
                 raise UserError(f"{flag_of(name)} {fact}. Remove it.")
+        if self.draft_p_min and self.in_engine and self.engine != "llama.cpp":
+            raise UserError("--draft-p-min: of the engines only llama.cpp has it. Remove it.")
         if self.engine is None or self.grid:
             return self
         if self.python is None:
@@ -435,6 +437,7 @@ def opened_in_engine(settings: BenchmarkSettings, prompts: "Sequence[Prompt]") -
         threads=torch.get_num_threads(),
         sampling=settings.sampling(settings.temperature),
         seed=settings.seed,
+        draft_p_min=settings.draft_p_min,
         lookup_first=settings.lookup_first(),
         urls=settings.url,
     )

@@ -68,6 +68,7 @@ class EngineSetup:
         prompt_tokens: Of the longest prompt.
         concurrency: Largest number of prompts decoded at once.
         lookup_first: Prompt lookup in front of each draft; llama.cpp only.
+        draft_p_min: Of llama.cpp.
         urls: Of running servers: one without a draft, then one with each of the drafts.
     """
 
@@ -83,6 +84,7 @@ class EngineSetup:
     threads: int
     sampling: Sampling
     seed: int
+    draft_p_min: float = 0.0
     lookup_first: LookupFirst | None = None
     urls: Sequence[str] = ()
 
@@ -197,6 +199,7 @@ def request_of(setup: EngineSetup, method: Method, num_methods: int) -> dict[str
         "draft": None if draft is None else str(draft.resolve()),
         "lookup": lookup_settings(setup.engine, method, setup.lookup_first),
         "num_speculative_tokens": method.num_speculative_tokens,
+        "draft_p_min": setup.draft_p_min,
         "max_model_len": setup.prompt_tokens + setup.max_new_tokens + method.num_speculative_tokens + 1,
         "batch_size": setup.concurrency,
         "dtype": setup.dtype,
@@ -309,7 +312,12 @@ def serve_command_of(record: BenchmarkFile, method: Method) -> str:
     draft = dict(zip(record.drafts, settings["draft"], strict=True))[name]
     if engine == "widedraft":
         return shell(["widedraft", "serve", "--target", target, "--draft", draft, "--num-speculative-tokens", str(k)])
-    pair = Pair(draft=read_model(draft), target=read_model(target), num_speculative_tokens=k)
+    pair = Pair(
+        draft=read_model(draft),
+        target=read_model(target),
+        num_speculative_tokens=k,
+        draft_p_min=settings["draft_p_min"],
+    )
     command = serve_command(cast("EngineName", engine), pair)
     chain = shlex.join(["ngram-simple,draft-simple", *sizes])
     return command.replace("draft-simple", chain) if method.kind == LOOKUP_FIRST else command

@@ -226,7 +226,7 @@ class LlamaServer:
                 draft,
                 request["num_speculative_tokens"],
                 0,
-                0.0,
+                request.get("draft_p_min", 0.0),
             )
             settings.cpuparams.n_threads = request["threads"]
             chain = [kinds.COMMON_SPECULATIVE_TYPE_NGRAM_SIMPLE] if request.get("lookup") else []

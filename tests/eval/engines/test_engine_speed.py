@@ -196,7 +196,7 @@ def test_llama_cpp_takes_files_and_prompt_lookup_in_front_of_a_draft(
     files = [tmp_path / name for name in ("target.gguf", "a.gguf", "b.gguf")]
     for path in files:
         export_gguf(folder, path, "f16", name="tiny")
-    flags = ("--target-file", files[0], "--ngram-size-n", 4, "--ngram-size-m", 7)
+    flags = ("--target-file", files[0], "--ngram-size-n", 4, "--ngram-size-m", 7, "--draft-p-min", 0.5)
     record, messages = benchmarked("llama.cpp", *files[1:], flags=flags)
     assert {(row.method, row.draft) for row in record.rows} == {
         (PLAIN, None),
@@ -204,12 +204,14 @@ def test_llama_cpp_takes_files_and_prompt_lookup_in_front_of_a_draft(
         *((kind, f"draft {path}") for kind in (DRAFT, LOOKUP_FIRST) for path in files[1:]),
     }
     assert {each["opened"]["target"] for each in messages} == {str(files[0])}
+    assert {each["opened"]["draft_p_min"] for each in messages} == {0.5}
     lookups = {(each["opened"]["draft"] is None, *each["opened"]["lookup"].values()) for each in messages}
     assert lookups == {(True,), (True, 3, 3), (False,), (False, 4, 7)}
     assert [row.accepted_by_position for row in record.rows] == [None] * 6  # llama.cpp reports their sum
     assert [row.acceptance_length for row in record.rows] == [None] + [2.0] * 5
     method = Method(LOOKUP_FIRST, 3, f"draft {files[1]}")
     command = engine_speed.serve_command_of(record, method).split()
+    assert command[command.index("--spec-draft-p-min") + 1] == "0.5"
     assert command[command.index("--spec-type") + 1 :][:3] == [
         "ngram-simple,draft-simple",
         "--spec-ngram-simple-size-n=4",
@@ -235,6 +237,7 @@ def test_targets_that_do_not_fit_into_memory_are_rejected(target_folder, noisy_f
         (("--engine", "vllm", "--python", sys.executable, "--target-file", "x.gguf"), "--target-file"),
         (("--engine", "llama.cpp", "--python", sys.executable), "--target-file"),
         (("--engine", "vllm", "--python", sys.executable, "--ngram-size-n", 3), "--ngram-size-n"),
+        (("--engine", "vllm", "--python", sys.executable, "--draft-p-min", 0.5), "--draft-p-min"),
         (
             ("--engine", "openvino", "--python", sys.executable, "--target-file", ".", "--concurrency", 2),
             "--concurrency",
