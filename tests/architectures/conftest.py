@@ -6,7 +6,7 @@ GGUF files are written with the gguf package from Hugging Face models, as llama.
 import json
 import shutil
 from collections.abc import Callable, Collection, Mapping
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -73,13 +73,11 @@ def family_checkpoint(
     make_checkpoint: Callable[..., Path], make_translator: Callable[..., Path]
 ) -> Callable[[str], Path]:
     """The folder of a family's random checkpoint of four layers, made once; not to be changed."""
-    made: dict[str, Path] = {}
 
+    @cache
     def of(family: str) -> Path:
-        if family not in made:
-            make = make_translator if family in ENCODER_DECODER else partial(make_checkpoint, model_type=family)
-            made[family] = perturb(make(**FAMILY_SETTINGS.get(family, {})))
-        return made[family]
+        make = make_translator if family in ENCODER_DECODER else partial(make_checkpoint, model_type=family)
+        return perturb(make(**FAMILY_SETTINGS.get(family, {})))
 
     return of
 

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -29,14 +30,7 @@ def cut_draft(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
 @pytest.fixture(scope="session")
 def small_draft(cut_draft, family_checkpoint) -> Callable[[str], Path]:
     """small_draft(family) -> folder of a draft, made once; not to be changed."""
-    made: dict[str, Path] = {}
-
-    def of(family: str) -> Path:
-        if family not in made:
-            made[family] = cut_draft(family_checkpoint(family))
-        return made[family]
-
-    return of
+    return cache(lambda family: cut_draft(family_checkpoint(family)))
 
 
 @pytest.fixture(scope="session")

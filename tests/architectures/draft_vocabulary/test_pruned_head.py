@@ -4,6 +4,7 @@ import json
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from itertools import product
 from pathlib import Path
 
@@ -51,13 +52,10 @@ TABLE = [(family, tied, cut) for family, tied in product(DECODER_ONLY, (True, Fa
 @pytest.fixture(scope="module")
 def checkpoint(make_checkpoint) -> Callable[[str, bool], Path]:
     """The random checkpoint of a family whose head is the embedding, or is not; made once."""
-    made: dict[tuple[str, bool], Path] = {}
 
+    @cache
     def of(family: str, tied: bool) -> Path:
-        if (family, tied) not in made:
-            settings = {**FAMILY_SETTINGS[family], "tie_word_embeddings": tied}
-            made[family, tied] = perturb(make_checkpoint(model_type=family, **settings))
-        return made[family, tied]
+        return perturb(make_checkpoint(model_type=family, **{**FAMILY_SETTINGS[family], "tie_word_embeddings": tied}))
 
     return of
 

@@ -1,6 +1,7 @@
 """GGUF export: what our import makes of the file is the folder it came from, rounded as the file's kind rounds."""
 
 import shutil
+from functools import cache
 from pathlib import Path
 
 import gguf
@@ -51,14 +52,7 @@ KINDS = {"f16": "F16", "q8_0": "Q8_0", "q4_0": "Q4_0"}
 @pytest.fixture(scope="module")
 def source(make_checkpoint, with_merges):
     """source(name) -> folder of a random model, made once."""
-    made: dict[str, Path] = {}
-
-    def of(name: str) -> Path:
-        if name not in made:
-            made[name] = with_merges(perturb(make_checkpoint(model_type=name.split()[0], **MODELS[name])))
-        return made[name]
-
-    return of
+    return cache(lambda name: with_merges(perturb(make_checkpoint(model_type=name.split()[0], **MODELS[name]))))
 
 
 def logits(folder: Path, rounded=lambda name, weight: weight) -> torch.Tensor:
