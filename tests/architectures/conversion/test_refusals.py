@@ -7,6 +7,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from architectures.convert import convert_draft
+from tests.architectures.draft_vocabulary.test_tokens import unigram
 from tests.rejections import rejects
 
 
@@ -25,37 +26,19 @@ def remove(name):
     return lambda folder: (folder / name).unlink()
 
 
-def unigram(folder):
-    from tokenizers import Tokenizer, models
-
-    Tokenizer(models.Unigram([("<unk>", 0.0), ("a", -1.0)], unk_id=0)).save(str(folder / "tokenizer.json"))
-
-
-def roberta(values):
-    values["post_processor"] = {
-        "type": "RobertaProcessing",
-        "sep": ["<|im_end|>", 2],
-        "cls": ["<|im_start|>", 1],
-        "trim_offsets": True,
-        "add_prefix_space": False,
-    }
-
-
 def without_numbers(folder):
     tensors = load_file(folder / "model.safetensors")
     tensors["model.layers.1.mlp.up_proj.weight"][3, 4] = float("nan")
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
 
 
-def damaged(values):
-    values["ids"][1] = 0
-
-
 RECORD = "draft_vocabulary.json"
+ENDS = {"sep": ["<|im_end|>", 2], "cls": ["<|im_start|>", 1]}
+ROBERTA = {"type": "RobertaProcessing", **ENDS, "trim_offsets": True, "add_prefix_space": False}
 MISTAKES = {  # form, what is spoilt, and what the message names
     "no small head": ("whole", edit("config.json", lambda v: v.pop("head_vocab_size")), RECORD),
     "no record": ("whole", remove(RECORD), RECORD),
-    "damaged record": ("whole", edit(RECORD, damaged), RECORD),
+    "damaged record": ("whole", edit(RECORD, lambda v: v["ids"].__setitem__(1, 0)), RECORD),
     "another's record": ("whole", edit(RECORD, lambda v: v["ids"].pop()), RECORD),
     "a record of another vocabulary": ("whole", edit(RECORD, lambda v: v.update(vocab_size=265)), RECORD),
     "no numbers": ("whole", without_numbers, "mlp.up_proj.weight"),
@@ -63,8 +46,8 @@ MISTAKES = {  # form, what is spoilt, and what the message names
     "unknown is none": ("whole", edit(RECORD, lambda v: v.update(unknown_id=264)), "unknown_id"),
     "strange origin": ("whole", edit(RECORD, lambda v: v.update(origin={"never_said": [3]})), "origin.never_said"),
     "no tokenizer": ("whole", remove("tokenizer.json"), "tokenizer.json"),
-    "unigram": ("own-tokenizer", unigram, "Unigram"),
-    "frame": ("own-tokenizer", edit("tokenizer.json", roberta), "RobertaProcessing"),
+    "unigram": ("own-tokenizer", lambda folder: unigram().save_pretrained(folder), "Unigram"),
+    "frame": ("own-tokenizer", edit("tokenizer.json", lambda v: v.update(post_processor=ROBERTA)), "RobertaProcessing"),
     "only a vocab.json": (
         "own-tokenizer",
         lambda folder: (folder / "tokenizer.json").rename(folder / "vocab.json"),

@@ -30,6 +30,7 @@ from eval.engines.certificate import (
 )
 from eval.report import read_run
 from eval.scorecard_schema import write_record
+from tests.architectures.conversion.test_refusals import ROBERTA, edit
 from tests.distill.publishing.conftest import BASE, write_dry
 from tests.eval.records import engine_benchmark
 from tests.rejections import rejects
@@ -125,11 +126,6 @@ def refusal(capsys, *given):
     return capsys.readouterr().err
 
 
-def with_another_draft(run):
-    config = json.loads((run / "draft" / "config.json").read_text())
-    (run / "draft" / "config.json").write_text(json.dumps({**config, "initializer_range": 0.3}))
-
-
 def with_another_target(run):
     path = run / "eval" / "scorecard.json"
     record = json.loads(path.read_text())
@@ -143,6 +139,9 @@ def test_a_run_without_a_scorecard_goes_only_when_told_to(run, tmp_path, capsys)
     assert "--unscored" in refusal(capsys, *words(run, "--dry-run", tmp_path / "out"))
     assert not (tmp_path / "out").exists()
     assert widedraft.main(words(run, "--dry-run", tmp_path / "out", "--unscored")) == 0
+
+
+with_another_draft = edit("draft/config.json", lambda values: values.update(initializer_range=0.3))
 
 
 @pytest.mark.parametrize(("change", "name"), [(with_another_draft, "draft"), (with_another_target, "target")])
@@ -211,8 +210,7 @@ def test_ids_that_the_hub_does_not_take_are_refused(run, tmp_path, capsys, more)
 def test_what_is_no_run_or_no_finished_one_is_refused(run, tmp_path, capsys):
     (tmp_path / "empty").mkdir()
     assert "no recipe.yaml" in refusal(capsys, *words(tmp_path / "empty", "--dry-run", tmp_path / "out"))
-    manifest = json.loads((run / "draft" / "manifest.json").read_text())
-    (run / "draft" / "manifest.json").write_text(json.dumps({**manifest, "finished": False}))
+    edit("draft/manifest.json", lambda values: values.update(finished=False))(run)
     assert str(run) in refusal(capsys, *words(run, "--dry-run", tmp_path / "out"))
 
 
@@ -261,9 +259,7 @@ def test_the_targets_own_notice_is_not_written_over(run, published_target, tmp_p
 
 def test_a_small_head_whose_tokenizer_cannot_be_cut_goes_without_that_form(finished, tmp_path):
     draft = shutil.copytree(finished["small"] / "draft", tmp_path / "draft")
-    file, ends = draft / "tokenizer.json", {"sep": ["<|im_end|>", 2], "cls": ["<|im_start|>", 1]}
-    frame = {"type": "RobertaProcessing", **ends, "trim_offsets": True, "add_prefix_space": False}
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"post_processor": frame}))
+    edit("tokenizer.json", lambda values: values.update(post_processor=ROBERTA))(draft)
     assert "RobertaProcessing" in str(lay_out_small_head(draft, tmp_path / "out"))
     assert not (tmp_path / "out" / "own-tokenizer").exists()
 
