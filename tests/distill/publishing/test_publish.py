@@ -268,24 +268,18 @@ COUNTED = Counted(steps=2, proposed=6, accepted=4)
 TEXT = TextRun(prompt_ids=(1,), plain_ids=(2,), drafted_ids=(2,), plain_s=2.0, drafted_s=1.0, counted=COUNTED)
 
 
+TOKENS = {"num_speculative_tokens": 3, "max_new_tokens": 64}
+ENGINE = {"engine": "vllm", "version": "0.32.0", "command": "serve", "dtype": "float32", **TOKENS}
+MADE = {"hardware": "a card", "created": "2026-11-25T00:00:00+00:00"}
+
+
 def certificate(*, holds: bool) -> Certificate:
-    run = EngineRun(
-        engine="vllm",
-        version="0.32.0",
-        command="serve",
-        dtype="float32",
-        num_speculative_tokens=3,
-        max_new_tokens=64,
-        own=COUNTED,
-        texts=(TEXT,),
-    )
     return Certificate(
-        run=run,
+        run=EngineRun(**ENGINE, own=COUNTED, texts=(TEXT,)),
         replay=COUNTED,
         findings=(Finding(law="counts", holds=holds, detail=""),),
         speed=Speed(plain_tokens_per_s=1.0, drafted_tokens_per_s=2.0, value=2.0, interval=(1.5, 2.5)),
-        hardware="a card",
-        created="2026-11-25T00:00:00+00:00",
+        **MADE,
     )
 
 
@@ -294,13 +288,7 @@ def prints(run, published_target):
     return {"target": fingerprint_checkpoint(published_target), "draft": fingerprint_checkpoint(run / "draft")}
 
 
-@pytest.mark.parametrize(
-    ("holds", "told"),
-    [
-        (True, "2.00x [1.50, 2.50]"),
-        (False, "NOT CERTIFIED"),
-    ],
-)
+@pytest.mark.parametrize(("holds", "told"), [(True, "2.00x [1.50, 2.50]"), (False, "NOT CERTIFIED")])
 def test_a_certificate_beside_the_draft_goes_with_it_and_the_card_says_whether_it_holds(
     run, prints, tmp_path, holds, told
 ):
@@ -315,21 +303,9 @@ def test_a_certificate_beside_the_draft_goes_with_it_and_the_card_says_whether_i
 @pytest.mark.parametrize(("holds", "told"), [(True, "Certified as served"), (False, "NOT CERTIFIED as served")])
 def test_a_certificate_as_served_goes_with_the_draft_beside_one_of_single_requests(run, prints, tmp_path, holds, told):
     write_certificate(run / "draft", certificate(holds=True), **prints)
-    served = ServedCertificate(
-        engine="vllm",
-        version="0.32.0",
-        command="serve",
-        dtype="float32",
-        num_speculative_tokens=3,
-        max_new_tokens=64,
-        exercised=("prefix caching",),
-        not_exercised=("CUDA graphs",),
-        parts=(),
-        findings=(Finding(law="counts, long", holds=holds, detail=""),),
-        hardware="a card",
-        created="2026-11-25T00:00:00+00:00",
-    )
-    write_certificate(run / "draft", served, **prints)
+    what = {"exercised": ("prefix caching",), "not_exercised": ("CUDA graphs",), "parts": ()}
+    findings = (Finding(law="counts, long", holds=holds, detail=""),)
+    write_certificate(run / "draft", ServedCertificate(**ENGINE, **what, findings=findings, **MADE), **prints)
     write_dry(run, tmp_path / "out")
     file = read_certificates(tmp_path / "out")
     assert (file.engines["vllm"].holds, file.as_served["vllm"].holds) == (True, holds)
