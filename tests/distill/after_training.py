@@ -83,14 +83,24 @@ def assert_resumes(straight: Recipe, resumed: Recipe, stop: AbstractContextManag
     with stop:
         train(resumed)
     train(resumed)
+    assert_same_end(straight, resumed)
+
+
+def assert_same_end(one: Recipe, other: Recipe, folder: str = "checkpoints") -> None:
+    """Weights and moments of the newest checkpoints, bit for bit."""
+    states = [last_state(recipe, folder) for recipe in (one, other)]
     for part in ("model", "optimizers"):
-        assert_equal(last_state(straight)[part], last_state(resumed)[part])
+        assert_equal(states[0][part], states[1][part])
+
+
+def first_moments(state: dict[str, Any]) -> dict[str, torch.Tensor]:
+    """Adam's: after one step a tenth of the gradients, sizes and all, which its update would hide."""
+    (optimizer,) = state["optimizers"].values()
+    return {name: moments["exp_avg"] for name, moments in optimizer["state"].items()}
 
 
 def mean_gradients(recipe: Recipe, folder: str = "checkpoints") -> dict[str, torch.Tensor]:
-    """Adam's first moments: after one step a tenth of the gradients, sizes and all, which its update would hide."""
-    (optimizer,) = last_state(recipe, folder)["optimizers"].values()
-    return {name: moments["exp_avg"] for name, moments in optimizer["state"].items()}
+    return first_moments(last_state(recipe, folder))
 
 
 def assert_equal(one: Any, other: Any, name: str = "") -> None:
@@ -106,7 +116,7 @@ def assert_equal(one: Any, other: Any, name: str = "") -> None:
 
 
 def assert_same_update(one: Recipe, other: Recipe, rtol: float, folder: str = "checkpoints") -> None:
-    """After one step: the same gradients, by the norm of the difference over the norm, and the same loss."""
+    """The same gradients, by the norm of the difference over the norm, and the same loss of the first step."""
     distance = relative_difference(mean_gradients(one, folder), mean_gradients(other, folder))
     assert distance <= rtol, f"gradients are {distance:.1e} of their norm apart"
     logs = [metrics(recipe, "masks.jsonl" if "mask" in folder else "metrics.jsonl") for recipe in (one, other)]

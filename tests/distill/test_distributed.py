@@ -23,7 +23,7 @@ from distill.recipe.recipe import save_recipe
 from distill.recipe.sections import TeacherConfig
 from distill.run import OWNED_VARIABLE, Run, owned
 from distill.train import train
-from tests.distill.after_training import Touch, changed, metrics, read_checkpoint
+from tests.distill.after_training import Touch, changed, first_moments, metrics, read_checkpoint, relative_difference
 from tests.distill.small_heads import cut_draft
 from tests.distill.test_several_processes import launch
 from tests.distill.two_processes import attempt, train_by
@@ -65,12 +65,7 @@ def assert_same_training(alone, together, batch: int) -> None:
     assert ours.keys() == theirs.keys()
     for name in ours:
         torch.testing.assert_close(ours[name], theirs[name], **TOLERANCE)
-    moments, other_moments = (next(iter(state["optimizers"].values()))["state"] for state in states)
-    assert moments.keys() == other_moments.keys()
-    flat, other_flat = (
-        torch.cat([each[name]["exp_avg"].flatten() for name in moments]) for each in (moments, other_moments)
-    )
-    assert (flat - other_flat).norm() / flat.norm() < MOMENT_RTOL
+    assert relative_difference(*map(first_moments, states)) < MOMENT_RTOL
     name = "metrics/eval/tau_5" if together.distill.teacher.source == "none" else "metrics/eval/alpha"
     assert metrics(together)[batch][name] == pytest.approx(metrics(alone)[batch][name], rel=1e-5)
 

@@ -34,6 +34,7 @@ from eval.responses import read_traces, write_shard
 from tests.distill.after_training import (
     assert_equal,
     assert_resumes,
+    assert_same_end,
     changed,
     last_state,
     mean_gradients,
@@ -42,6 +43,7 @@ from tests.distill.after_training import (
 )
 from tests.distill.conftest import MAX_SEQ_LEN
 from tests.distill.small_heads import VOCAB, cut_draft
+from tests.distill.test_callbacks import a_log
 from tests.distill.two_processes import train_by
 
 UPDATE_RTOL = 1e-5  # of the norm: float32 sums in another order
@@ -59,22 +61,6 @@ def trained(make_run, name, **distill):
     return recipe
 
 
-def assert_same(one, other):
-    first, second = last_state(one), last_state(other)
-    assert_equal(first["model"], second["model"])
-    assert_equal(first["optimizers"], second["optimizers"])
-
-
-class Logged:
-    """Takes what is logged."""
-
-    def __init__(self):
-        self.metrics = {}
-
-    def log_metrics(self, metrics):
-        self.metrics |= metrics
-
-
 def rollouts_of(recipe, model, *, temperature=None, samples="student"):
     """The callback at the start of a training, and what it logs."""
     distill = recipe.distill.model_copy(update={"samples": samples})
@@ -83,7 +69,7 @@ def rollouts_of(recipe, model, *, temperature=None, samples="student"):
     train_set, _ = read_responses(run)
     _, [rollouts] = response_training(run, model, train_set, batch_size=4)
     state = SimpleNamespace(timestamp=SimpleNamespace(batch=SimpleNamespace(value=2)), device=DeviceCPU())
-    rollouts.init(state, logged := Logged())
+    rollouts.init(state, logged := a_log())
     return rollouts, logged
 
 
@@ -101,7 +87,7 @@ def test_at_probability_0_the_training_is_that_of_the_teachers_responses(make_ru
     plain = trained(make_run, "plain")
     for source in ("mix_request", "mix_token"):
         mixed = trained(make_run, source, samples=source)
-        assert_same(plain, mixed)
+        assert_same_end(plain, mixed)
         assert metrics(mixed)[1][STUDENT_TOKENS] == 0
     assert not any(name.startswith("samples/") for line in metrics(plain).values() for name in line)
 
@@ -111,7 +97,7 @@ def test_at_probability_1_the_training_is_that_of_the_students_responses(make_ru
     alone = trained(make_run, "alone", samples="student")
     for source in ("mix_request", "mix_token"):
         mixed = trained(make_run, source, samples=source)
-        assert_same(alone, mixed)
+        assert_same_end(alone, mixed)
         assert_equal(metrics(alone)[1][STUDENT_TOKENS], metrics(mixed)[1][STUDENT_TOKENS])
     assert metrics(alone)[1][TEACHER_TOKENS] == 0 < metrics(alone)[1][STUDENT_TOKENS]
 

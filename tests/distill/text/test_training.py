@@ -26,7 +26,7 @@ from distill.text_training import (
 )
 from distill.train import train
 from distill.trainer import build_model
-from tests.distill.after_training import assert_equal, changed, last_state, metrics, train_in_two_sessions
+from tests.distill.after_training import assert_same_end, assert_same_update, changed, metrics, train_in_two_sessions
 from tests.distill.two_processes import train_by
 from tests.rejections import rejects
 
@@ -76,12 +76,6 @@ def text_of(recipe, *, batch_size: int = 4):
 
 def samples(*rows: list[int]) -> list[dict]:
     return [{"input_ids": torch.tensor(row), "domain": 0} for row in rows]
-
-
-def moments(recipe) -> torch.Tensor:
-    """Adam's first moments, which keep the size of the gradients, all in one."""
-    (optimizer,) = last_state(recipe)["optimizers"].values()
-    return torch.cat([each["exp_avg"].flatten() for each in optimizer["state"].values()])
 
 
 def learned(recipe) -> dict[int, dict[str, float]]:
@@ -216,8 +210,7 @@ def test_resumed_equals_uninterrupted_bit_for_bit(make_text_run, make_checkpoint
     for batch in (2, 5):
         resumed = make_text_run(f"resumed-{batch}", init=init)
         train_in_two_sessions(resumed, stopped(distill.trainer, "build_loggers", batch), batch)
-        for part in ("model", "optimizers"):
-            assert_equal(last_state(straight)[part], last_state(resumed)[part])
+        assert_same_end(straight, resumed)
         assert learned(straight) == learned(resumed)
 
 
@@ -228,7 +221,7 @@ def test_microbatches_do_not_change_the_update(make_text_run):
     cut = make_text_run("cut", device_train_microbatch_size=3, **settings)
     train(whole)
     train(cut)
-    assert (moments(whole) - moments(cut)).norm() < UPDATE_RTOL * moments(whole).norm()
+    assert_same_update(whole, cut, UPDATE_RTOL)
 
 
 @pytest.mark.slow  # two processes import torch and Composer
@@ -247,7 +240,7 @@ def test_two_processes_equal_one_also_after_they_are_continued_by_one(pair, make
 
 
 def assert_same_training(one, other) -> None:
-    assert (moments(one) - moments(other)).norm() < UPDATE_RTOL * moments(one).norm()
+    assert_same_update(one, other, UPDATE_RTOL)
     logs = [learned(recipe) for recipe in (one, other)]
     assert logs[0].keys() == logs[1].keys()
     for batch, record in logs[0].items():
