@@ -11,9 +11,21 @@ from typing import Any
 import pytest
 
 from distill.run import Run
+from tests.distill.recipe_files import text_section, tiny_recipe
 
 NUM_TRAIN, NUM_EVAL = 10, 5
 MAX_SEQ_LEN = 30
+DISTILL = {  # settings of a tiny training
+    "max_duration": "2ep",
+    "global_train_batch_size": 4,
+    "device_train_microbatch_size": 4,
+    "device_eval_batch_size": 2,
+    "precision": "fp32",
+    "optimizer": {"lr": 1e-3},
+    "scheduler": {"t_warmup": "1ba"},
+    "eval_interval": "1ep",
+    "save_interval": "1ba",
+}
 
 
 def random_responses(count: int, seed: int) -> list[Any]:
@@ -103,7 +115,7 @@ def make_run(tmp_path: Path, tiny_target: Path, tiny_draft: Path) -> Callable[..
     With train_on="text" there are no responses but held-out ones.
     """
     from architectures.manifest import write_manifest
-    from distill.recipe.recipe import Recipe, save_recipe
+    from distill.recipe.recipe import save_recipe
     from distill.stage_inputs import generate_inputs, prune_inputs
     from eval.responses import claim_shards, write_shard
 
@@ -118,30 +130,15 @@ def make_run(tmp_path: Path, tiny_target: Path, tiny_draft: Path) -> Callable[..
         text: dict[str, Any] | None = None,
         num_eval: int = NUM_EVAL,
         **distill: Any,
-    ) -> Recipe:
-        settings = {
-            "max_duration": "2ep",
-            "global_train_batch_size": 4,
-            "device_train_microbatch_size": 4,
-            "device_eval_batch_size": 2,
-            "precision": "fp32",
-            "optimizer": {"lr": 1e-3},
-            "scheduler": {"t_warmup": "1ba"},
-            "eval_interval": "1ep",
-            "save_interval": "1ba",
-        }
-        recipe = Recipe(
-            run_name=name,
-            run_dir=str(tmp_path / name),
-            target={"path": str(target), "dtype": "float32"},
-            architecture={"layers": 2, "method": "first_last"},
-            data={
-                **({"self_written_prompts": 1} if prompts is None else {"prompts": [{"path": str(prompts)}]}),
-                "max_seq_len": MAX_SEQ_LEN,
-                "max_new_tokens": data_max_new_tokens,
-                "temperature": data_temperature,
-            },
-            distill={**settings, **distill},
+    ) -> Any:
+        sources = {"self_written_prompts": 1} if prompts is None else {"prompts": [{"path": str(prompts)}]}
+        lengths = {"max_seq_len": MAX_SEQ_LEN, "max_new_tokens": data_max_new_tokens}
+        recipe = tiny_recipe(
+            tmp_path / name,
+            target,
+            {"layers": 2, "method": "first_last"},
+            {**sources, **lengths, "temperature": data_temperature},
+            distill={**DISTILL, **distill},
             text=text,
             export={"dtype": "bfloat16"},
         )
@@ -162,36 +159,21 @@ def make_run(tmp_path: Path, tiny_target: Path, tiny_draft: Path) -> Callable[..
 @pytest.fixture
 def make_masks(tmp_path: Path, tiny_target: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     """make_masks(name, architecture={...}, **keys of architecture.masks) -> Recipe of a tiny run."""
-    from distill.recipe.recipe import Recipe
-
     monkeypatch.setattr("distill.learned_masks.SAVE_INTERVAL", "0.01dur")  # every batch
-    text = tmp_path / "text.txt"
+    text = tmp_path / "letters.txt"
     generator = random.Random(3)
     text.write_text("".join(generator.choice("abcdefgh \n") for _ in range(6000)))
 
-    def make(name: str = "run", architecture=None, update_interval: str = "2ba", distill=None, **masks) -> Recipe:
-        settings = {
-            "max_duration": "6ba",
-            "global_train_batch_size": 4,
-        }
+    def make(name: str = "run", architecture=None, update_interval: str = "2ba", distill=None, **masks) -> Any:
+        settings = {"max_duration": "6ba", "global_train_batch_size": 4, **masks}
         sizes = {"layers": 2, "intermediate": 64, "heads": 2, "kv_heads": 1, "hidden": 32}
-        return Recipe(
-            run_name=name,
-            run_dir=str(tmp_path / name),
-            target={"path": str(tiny_target), "dtype": "float32"},
-            architecture={"method": "learned_masks", "masks": {**settings, **masks}, **(architecture or sizes)},
-            data={"self_written_prompts": 1},
-            text={
-                "domains": [{"name": "letters", "path": str(text)}],
-                "max_seq_len": 24,
-                "num_eval_sequences": 2,
-                "update_interval": update_interval,
-            },
-            distill={
-                "device_train_microbatch_size": 4,
-                "precision": "fp32",
-                **(distill or {}),
-            },
+        return tiny_recipe(
+            tmp_path / name,
+            tiny_target,
+            {"method": "learned_masks", "masks": settings, **(architecture or sizes)},
+            {"self_written_prompts": 1},
+            text=text_section(text, max_seq_len=24, num_eval_sequences=2, update_interval=update_interval),
+            distill={"device_train_microbatch_size": 4, "precision": "fp32", **(distill or {})},
         )
 
     return make

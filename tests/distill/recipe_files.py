@@ -37,6 +37,11 @@ def tiny_recipe(
     )
 
 
+def text_section(path: Path, /, **settings: Any) -> dict[str, Any]:
+    """A section `text` of one domain, which is called as its file."""
+    return {"domains": [{"name": path.stem, "path": str(path)}], **settings}
+
+
 def write_recipe(
     folder: Path, target: Path, architecture: str, settings: str, *, num_prompts: int = 16, run: str = "run"
 ) -> Path:

@@ -22,21 +22,12 @@ from distill.train import train
 from eval.models import load_model
 from eval.responses import read_traces
 from tests.distill.after_training import assert_resumes, last_state, metrics
+from tests.distill.conftest import DISTILL
 from tests.distill.recipe_files import tiny_recipe
 
 NUM_PROMPTS, NUM_EVAL = 14, 4
 CORNERS = ("total_variation", "negative_log_acceptance", "lk_hybrid")  # no gradient at equality: |p - q| has none
 SAME_TO_ROUNDING = {"rtol": 1e-5, "atol": 1e-5}
-SETTINGS = {
-    "max_duration": "2ep",
-    "global_train_batch_size": 4,
-    "device_train_microbatch_size": 4,
-    "precision": "fp32",
-    "optimizer": {"lr": 1e-2},
-    "scheduler": {"t_warmup": "1ba"},
-    "save_interval": "1ba",
-    "eval_interval": "1ep",
-}
 
 
 @pytest.fixture(scope="module")
@@ -51,8 +42,9 @@ def begun(make_translator, tmp_path_factory) -> Callable[..., Recipe]:
         cut = {"layers": 1, "encoder_layers": 2, "method": "first_last"}
         lengths = {"num_eval_prompts": NUM_EVAL, "max_new_tokens": 9, "max_seq_len": 128}
         data = {"prompts": [{"path": str(prompts)}], **lengths}
+        settings = {**DISTILL, "optimizer": {"lr": 1e-2}, **distill}
         more = {"export": {"dtype": "float32"}, "eval": {"num_prompts": 2}}
-        return tiny_recipe(folder, target, cut, data, distill={**SETTINGS, **distill}, **more)
+        return tiny_recipe(folder, target, cut, data, distill=settings, **more)
 
     def staged(recipe: Recipe) -> Recipe:
         for stage in (prune_stage, generate_stage):

@@ -37,7 +37,9 @@ from tests.distill.after_training import (
     relative_difference,
     weights,
 )
+from tests.distill.recipe_files import text_section
 from tests.distill.small_heads import IDS, VOCAB, cut_draft
+from tests.distill.test_export import finish
 from tests.rejections import rejects
 
 HIDDEN = {"source": "cache"}
@@ -96,14 +98,9 @@ def test_resumed_equals_uninterrupted_bit_for_bit(small_run, stopped):
 
 def of_text(tmp_path, make_run, small_init, letters):
     """A training on a text of these letters; the tiny tokenizer has a token for each byte."""
-    path = tmp_path / "text.txt"
+    path = tmp_path / "letters.txt"
     path.write_text(letters * (6000 // len(letters)))
-    text = {
-        "domains": [{"name": "letters", "path": str(path)}],
-        "max_seq_len": 24,
-        "num_eval_sequences": 2,
-        "update_interval": "1ba",
-    }
+    text = text_section(path, max_seq_len=24, num_eval_sequences=2, update_interval="1ba")
     return make_run(init=small_init, train_on="text", text=text, eval_interval="1ba", **SHORT)
 
 
@@ -174,10 +171,6 @@ def test_the_embedding_is_fitted_to_the_target_and_the_head_is_not(small_run, ma
         assert len(lm.model.embed_tokens.weight) == lm.config.vocab_size == vocab_size
         assert read_draft_vocabulary(out) == replace(read_draft_vocabulary(init), vocab_size=vocab_size)
         assert read_config(out)["tie_word_embeddings"] is False
-
-
-def finish(folder: Path) -> None:
-    write_manifest(folder, stage="export", inputs={})
 
 
 def test_what_does_not_belong_together_is_not_exported(small_run, small_init, make_checkpoint, tmp_path, tiny_target):
@@ -399,7 +392,7 @@ def test_an_unknown_row_that_the_target_has_no_room_for_is_refused(shown_run, sm
             target=narrow,
             dtype="float32",
             unknown_inputs=True,
-            finish=lambda folder: write_manifest(folder, stage="export", inputs={}),
+            finish=finish,
         )
 
 

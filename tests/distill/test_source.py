@@ -24,6 +24,7 @@ from distill.stage_inputs import eval_inputs, generate_inputs, prune_inputs
 from distill.train import main, train
 from eval.responses import Trace, claim_shards, write_shard
 from tests.distill.after_training import metrics
+from tests.distill.conftest import DISTILL
 from tests.distill.recipe_files import tiny_recipe
 from tests.rejections import holds, rejects
 
@@ -52,14 +53,7 @@ def source(make_checkpoint) -> Path:
 def make_recipe(tmp_path, target, source):
     def make(**architecture) -> Recipe:
         wanted = {"layers": 2, "method": "first_last", "source": str(source), **architecture}
-        settings = {
-            "max_duration": "2ba",
-            "global_train_batch_size": 4,
-            "precision": "fp32",
-            "scheduler": {"t_warmup": "0ba"},
-            "save_interval": "1dur",
-            "eval_interval": "1dur",
-        }
+        settings = {**DISTILL, "max_duration": "2ba", "scheduler": {"t_warmup": "0ba"}, "eval_interval": "1dur"}
         data = {"self_written_prompts": 1, "max_seq_len": 30, "max_new_tokens": 25}
         return tiny_recipe(tmp_path / "run", target, wanted, data, distill=settings)
 

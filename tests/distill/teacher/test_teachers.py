@@ -29,6 +29,7 @@ from distill.trainer import build_model
 from eval.decoding.sampling import EXACT_SAMPLED_DRAFT, Sampling
 from eval.replay import replay_response
 from tests.distill.after_training import assert_equal, assert_resumes, greatest_difference, last_state, metrics
+from tests.distill.recipe_files import text_section
 from tests.distill.small_heads import IDS, cut_draft
 from tests.rejections import rejects
 
@@ -348,12 +349,7 @@ def test_a_small_head_learns_what_it_can_say_and_is_held_against_all(make_run, t
 @pytest.mark.usefixtures("no_loading")
 def test_text_is_learned_alone_too(make_run, tmp_path):
     (tmp_path / "a.txt").write_text("abc def ghi jkl " * 200)
-    text = {
-        "domains": [{"name": "a", "path": str(tmp_path / "a.txt")}],
-        "max_seq_len": 12,
-        "num_eval_sequences": 2,
-        "mixture": "fixed",
-    }
+    text = text_section(tmp_path / "a.txt", max_seq_len=12, num_eval_sequences=2, mixture="fixed")
     settings = {"train_on": "text", "max_duration": "20ba", "eval_interval": "10ba", "save_interval": "10ba"}
     recipe = make_run(text=text, teacher=NONE, **settings)
     train(recipe)
