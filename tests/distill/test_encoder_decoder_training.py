@@ -46,17 +46,11 @@ def begun(make_translator, tmp_path_factory) -> Callable[..., Recipe]:
         more = {"export": {"dtype": "float32"}, "eval": {"num_prompts": 2}}
         return tiny_recipe(folder, target, cut, data, distill=settings, **more)
 
-    def staged(recipe: Recipe) -> Recipe:
-        for stage in (prune_stage, generate_stage):
-            stage(Run.of(recipe))
-        return recipe
-
-    staged(recipe_of(place / "first"))
+    for stage in (prune_stage, generate_stage):
+        stage(Run.of(recipe_of(place / "first")))
 
     def make(folder: Path, **distill) -> Recipe:
         recipe = recipe_of(folder, **distill)
-        if "online" in distill:  # has held-out responses alone
-            return staged(recipe)
         shutil.copytree(place / "first", folder)
         save_recipe(recipe, folder / "recipe.yaml")
         return recipe
