@@ -21,8 +21,7 @@ LENGTHS, NUM_KEPT = (9, 5, 12), (4, 1, 7)
 OTHER_HEIGHT = {"rtol": 1e-5, "atol": 5e-5}  # float32: a product of more rows may sum in another order
 
 
-@pytest.fixture
-def batch():
+def padded_batch():
     """Three sequences of different lengths, padded on the right."""
     generator = torch.Generator().manual_seed(0)
     positions = torch.arange(max(LENGTHS))
@@ -35,6 +34,11 @@ def batch():
         "next_ids": torch.randint(3, 259, real.shape, generator=generator),
         "task": torch.tensor([[0], [1], [0]]),
     }
+
+
+@pytest.fixture
+def batch():
+    return padded_batch()
 
 
 def build(draft, target, *, loss="forward_kl", temperature=1.0, cpu_bfloat16=False, teacher_dtype="float32", **more):

@@ -21,8 +21,8 @@ from distill.text_training import student_losses, teacher_losses
 from eval.models import load_model
 from tests.distill.dense_losses import COMPARED
 from tests.distill.small_heads import IDS, VOCAB, masked
+from tests.distill.test_model import LENGTHS, NUM_KEPT, padded_batch
 
-LENGTHS, NUM_KEPT = (9, 5, 12), (4, 1, 7)
 TEMPERATURE = 2.0
 ENTRIES = ("top_k", "samples")
 LOSSES = [*((name, source) for name in (*COMPARED, "cross_entropy") for source in ("live", "hidden"))]
@@ -44,19 +44,8 @@ def target(tiny_target):
 @pytest.fixture(scope="module")
 def batch():
     """Three responses, of the second of which the head can say nothing."""
-    generator = torch.Generator().manual_seed(0)
-    positions = torch.arange(max(LENGTHS))
-    lengths, kept = (torch.tensor(numbers)[:, None] for numbers in (LENGTHS, NUM_KEPT))
-    real = positions < lengths
-    next_ids = torch.randint(3, 259, real.shape, generator=generator)
-    next_ids[1] = next(id_ for id_ in range(3, 259) if id_ not in IDS)
-    found = {
-        "input_ids": torch.randint(3, 259, real.shape, generator=generator) * real,
-        "attention_mask": real,
-        "keep": real & (positions >= lengths - kept),
-        "next_ids": next_ids,
-        "task": torch.zeros(3, 1, dtype=torch.int64),
-    }
+    found = padded_batch()
+    found["next_ids"][1] = next(id_ for id_ in range(3, 259) if id_ not in IDS)
     assert said(found).sum() in range(3, sum(NUM_KEPT) - 2)
     return found
 
