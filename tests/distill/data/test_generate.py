@@ -13,6 +13,7 @@ from distill.run import fcntl, open_lock, take_lock
 from eval.prompts import Prompt
 from eval.responses import read_traces
 from eval.tasks import PromptSource
+from tests.distill.recipe_files import write_recipe
 from tests.rejections import rejects
 from widedraft import main
 
@@ -196,27 +197,16 @@ def test_arguments_of_the_template_are_recorded_with_responses(tiny_target, row_
     assert [by_row[row] for row in range(1, 9)] == [{"enable_thinking": False}, {}] * 4
 
 
-RECIPE = """
-run_name: {name}
-run_dir: {folder}/{name}
-target: {{path: {target}, dtype: float32}}
-architecture: {{layers: 2, method: first_last}}
-data: {{prompts: [{{path: {folder}/p.jsonl}}], num_eval_prompts: 3, max_seq_len: 128, max_new_tokens: 6, batch_size: 1}}
+SETTINGS = """
+data: {{prompts: [{{path: {prompts}}}], num_eval_prompts: 3, max_seq_len: 128, max_new_tokens: 6, batch_size: 1}}
 """
 
 
 @pytest.fixture
 def recipe(tiny_target, tmp_path):
-    """recipe(name) is the file of a recipe of nine prompts: five files of responses."""
-    rows = [{"prompt": f"say {i}"} for i in range(9)]
-    (tmp_path / "p.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-
-    def write(name):
-        path = tmp_path / f"{name}.yaml"
-        path.write_text(RECIPE.format(name=name, folder=tmp_path, target=tiny_target))
-        return str(path)
-
-    return write
+    """recipe(name) is the file of a recipe of nine prompts, whose run has this name: five files of responses."""
+    cut = "{layers: 2, method: first_last}"
+    return lambda name: str(write_recipe(tmp_path, tiny_target, cut, SETTINGS, num_prompts=9, run=name))
 
 
 def responses(folder):
@@ -247,12 +237,8 @@ def test_jobs_with_parts_share_a_run_and_nobody_else_works_in_it(tmp_path):
             take_lock(third, tmp_path, alone)
 
 
-@pytest.mark.parametrize("shard", ["0/2", "3/2", "2", "a/b", "1/0"])
+@pytest.mark.parametrize("shard", ["0/2", "3/2", "2", "a/b", "1/0", "1/2"])
 def test_what_is_no_part_is_refused(recipe, capsys, shard):
-    assert main(["generate", recipe("none"), "--shard", shard]) == 2
-    assert "--shard" in capsys.readouterr().err
-
-
-def test_prompts_that_the_target_writes_are_one_jobs(recipe, capsys):
-    assert main(["generate", recipe("own"), "data.self_written_prompts=3", "--shard", "1/2"]) == 2
+    own = ["data.self_written_prompts=3"] if shard == "1/2" else []  # prompts that the target writes are one job's
+    assert main(["generate", recipe("none"), *own, "--shard", shard]) == 2
     assert "--shard" in capsys.readouterr().err

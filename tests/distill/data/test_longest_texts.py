@@ -1,8 +1,5 @@
 """Texts longer than a model was made for are refused: by check, by every stage, and by whoever writes responses."""
 
-import json
-from pathlib import Path
-
 import pytest
 
 from architectures.shapes import ContextLength
@@ -13,42 +10,25 @@ from eval.chat import user_turn
 from eval.decoding.generate import within_context, write_traces
 from eval.prompts import Prompt
 from eval.responses import DecodingSettings, read_traces
+from tests.distill.recipe_files import write_recipe
 from tests.rejections import holds, rejects
 from widedraft import main
 
-RECIPE = """\
-run_name: demo
-run_dir: run
-target: {path: TARGET, dtype: float32}
-architecture: {layers: 2, method: first_last}
-data: {prompts: [{path: prompts.jsonl}], num_eval_prompts: 2, max_seq_len: 65, max_new_tokens: 64}
-distill: {global_train_batch_size: 4}
-eval: {max_prompt_len: 64, max_new_tokens: 64, dtype: float32}
+SETTINGS = """
+data: {{prompts: [{{path: {prompts}}}], num_eval_prompts: 2, max_seq_len: 65, max_new_tokens: 64}}
+distill: {{global_train_batch_size: 4}}
+eval: {{max_prompt_len: 64, max_new_tokens: 64, dtype: float32}}
 """
 # Each made for 128 tokens; how every family says it is in tests/architectures/shapes/test_context_length.py.
 FAMILIES = {"gpt2": {"n_layer": 4, "n_head": 4, "n_embd": 64}, "llama": {}}
 TEMPLATE_TOKENS = 19  # what the tiny chat template adds to a prompt
 
 
-@pytest.fixture
-def write_recipe(tmp_path, make_checkpoint, monkeypatch):
-    """write_recipe(target folder, lengths of prompts) -> a recipe file of it."""
-    monkeypatch.chdir(tmp_path)
-
-    def write(target: Path, prompts=(5,) * 8) -> str:
-        rows = [json.dumps({"prompt": chr(ord("a") + place) * length}) for place, length in enumerate(prompts)]
-        Path("prompts.jsonl").write_text("\n".join(rows))
-        Path("demo.yaml").write_text(RECIPE.replace("TARGET", str(target)))
-        return "demo.yaml"
-
-    return write
-
-
 @pytest.mark.parametrize("stage", ["check", "prune", "generate", "run"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_one_token_too_many_is_refused_everywhere(write_recipe, make_checkpoint, capfd, family, stage):
+def test_one_token_too_many_is_refused_everywhere(tmp_path, make_checkpoint, capfd, family, stage):
     target = make_checkpoint(model_type=family, **FAMILIES[family], max_position_embeddings=128)
-    recipe = write_recipe(target)
+    recipe = str(write_recipe(tmp_path, target, "{layers: 2, method: first_last}", SETTINGS, num_prompts=8))
     assert main(["check", recipe]) == 0
     assert main([stage, recipe, "data.max_seq_len=66"]) == 2
     assert holds(capfd.readouterr().err, "129")

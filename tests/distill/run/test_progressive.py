@@ -8,6 +8,7 @@ import widedraft
 from architectures.manifest import fingerprint_checkpoint, read_manifest
 from distill.recipe.recipe import Recipe, load_recipe, save_recipe
 from distill.run import Run, earlier_stages, share_responses
+from tests.distill.recipe_files import write_recipe
 
 TINY = (
     "data.max_new_tokens=8",
@@ -27,15 +28,9 @@ TINY = (
 
 @pytest.fixture
 def recipe_file(tiny_target, tmp_path):
-    prompts = tmp_path / "prompts.jsonl"
-    prompts.write_text("".join(json.dumps({"prompt": f"What comes after {i}?"}) + "\n" for i in range(6)))
-    file = tmp_path / "recipe.yaml"
-    file.write_text(
-        f"run_name: tiny\nrun_dir: {tmp_path / 'out'}\ntarget: {{path: {tiny_target}, dtype: float32}}\n"
-        f"architecture: {{method: first_last, stages: [3, 2, 1], intermediate: 96, width_method: random}}\n"
-        f"data: {{prompts: [{{path: {prompts}}}], num_eval_prompts: 2}}\n"
-    )
-    return file
+    cut = "{method: first_last, stages: [3, 2, 1], intermediate: 96, width_method: random}"
+    data = "data: {{prompts: [{{path: {prompts}}}], num_eval_prompts: 2}}\n"
+    return write_recipe(tmp_path, tiny_target, cut, data, num_prompts=6, run="out")
 
 
 @pytest.fixture
