@@ -72,37 +72,29 @@ def test_metrics_are_logged_at_the_start_and_at_every_interval(make_run):
     assert log[0]["metrics/eval/alpha"] == pytest.approx(held_out_alpha(recipe), rel=1e-5)
 
 
-def held_out_alpha(recipe) -> float:
-    """Mean of sum_x min(p, q) over the held-out responses, from two models and the text alone."""
-    target, init = (
-        AutoModelForCausalLM.from_pretrained(folder) for folder in (recipe.target.path, Path(recipe.run_dir) / "init")
-    )
-    alphas = []
-    for trace in read_traces(Path(recipe.run_dir) / "data", "eval"):
+def logits_by_hand(recipe, split: str):
+    """Of the target and of the init at every response, from two models and the text alone."""
+    folders = recipe.target.path, Path(recipe.run_dir) / "init"
+    models = [AutoModelForCausalLM.from_pretrained(folder) for folder in folders]
+    for trace in read_traces(Path(recipe.run_dir) / "data", split):
         response = trace.response_ids[: recipe.data.max_seq_len - len(trace.prompt_ids)]
         ids = torch.tensor([[*trace.prompt_ids, *response]])
-        p, q = (model(ids).logits[0, len(trace.prompt_ids) - 1 : -1].softmax(-1) for model in (target, init))
-        alphas += torch.minimum(p, q).sum(-1).tolist()
-    return sum(alphas) / len(alphas)
+        yield [model(ids).logits[0, len(trace.prompt_ids) - 1 : -1].detach() for model in models]
+
+
+def held_out_alpha(recipe) -> float:
+    """Mean of sum_x min(p, q) over the held-out responses."""
+    both = [[each.softmax(-1) for each in logits] for logits in logits_by_hand(recipe, "eval")]
+    return float(torch.cat([torch.minimum(p, q).sum(-1) for p, q in both]).mean())
 
 
 def test_the_first_loss_is_the_mean_over_the_batchs_response_tokens(make_run):
-    recipe = make_run(
-        loss="forward_kl", max_duration="1ba", global_train_batch_size=10
-    )  # one batch holds all responses
+    # one batch holds all responses
+    recipe = make_run(loss="forward_kl", max_duration="1ba", global_train_batch_size=10)
     train(recipe)
-    target, init = (
-        AutoModelForCausalLM.from_pretrained(folder) for folder in (recipe.target.path, Path(recipe.run_dir) / "init")
-    )
-    total, num_tokens = 0.0, 0
-    for trace in read_traces(Path(recipe.run_dir) / "data", "train"):
-        response = trace.response_ids[: recipe.data.max_seq_len - len(trace.prompt_ids)]
-        ids = torch.tensor([[*trace.prompt_ids, *response]])
-        logits = (model(ids).logits[0, len(trace.prompt_ids) - 1 : -1].detach() for model in (target, init))
-        p, q = (values.log_softmax(-1) for values in logits)
-        total += float((p.exp() * (p - q)).sum())
-        num_tokens += len(response)
-    assert metrics(recipe)[0]["loss/train/total"] == pytest.approx(total / num_tokens, rel=1e-5)
+    both = [[each.log_softmax(-1) for each in logits] for logits in logits_by_hand(recipe, "train")]
+    expected = float(torch.cat([(p.exp() * (p - q)).sum(-1) for p, q in both]).mean())
+    assert metrics(recipe)[0]["loss/train/total"] == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.parametrize(
