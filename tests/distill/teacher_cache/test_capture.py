@@ -30,6 +30,7 @@ from tests.rejections import rejects
 from tests.sharing import by_processes
 
 ROOT = Path(__file__).parents[3]
+TEACHERS = {"hidden": HIDDEN, "top_k": TOP_K, "samples": SAMPLES}
 
 
 def contents_on_disk(folder: Path) -> dict[str, bytes]:
@@ -109,13 +110,12 @@ for out, teacher in runs.items():  # a child each: importing torch twice would t
 
 @pytest.mark.usefixtures("warm")
 def test_a_killed_capture_ends_in_the_same_bytes(write, tiny_target, examples, tmp_path):
-    teachers = {"hidden": HIDDEN, "top_k": TOP_K, "samples": SAMPLES}
     rows = {name: [dataclasses.astuple(one) for one in some] for name, some in examples.items()}
-    runs = {str(tmp_path / name): teacher.model_dump() for name, teacher in teachers.items()}
+    runs = {str(tmp_path / name): teacher.model_dump() for name, teacher in TEACHERS.items()}
     argument = json.dumps([str(tiny_target), rows, INPUTS, runs])
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     subprocess.run([sys.executable, "-c", KILLED, argument], env=environment, check=True)
-    for name, teacher in teachers.items():
+    for name, teacher in TEACHERS.items():
         killed, whole = tmp_path / name, write(teacher, f"{name}-whole")
         done = ["train-00000.safetensors", "train-00001.safetensors"]
         assert list(contents_on_disk(killed)) == done
@@ -124,30 +124,24 @@ def test_a_killed_capture_ends_in_the_same_bytes(write, tiny_target, examples, t
         since_ns = [(killed / file).stat().st_mtime_ns for file in done]
         remove_partials(killed, mark=LOCK_NAME)  # as the next owner of the run does
         write(teacher, name)
-        assert contents_on_disk(killed) == contents_on_disk(whole)
+        assert files(killed) == files(whole)
         assert [(killed / file).stat().st_mtime_ns for file in done] == since_ns  # continued, not begun again
-        assert sorted(path.name for path in killed.iterdir()) == sorted(path.name for path in whole.iterdir())
-        ours, theirs = ({**(read_manifest(each) or {}), "provenance": None} for each in (killed, whole))
-        assert ours == theirs
+        assert told(killed) == told(whole)
 
 
-def interrupt(monkeypatch, write, teacher=SAMPLES):
-    """Leave a capture that stopped after its second shard."""
-
-    class Stopped(Exception):  # noqa: N818  # nobody's mistake
-        pass
-
+def interrupt(monkeypatch, file, capture, *how):
+    """Leave a capture that was killed before it wrote a file."""
     write_tensors = teacher_cache.write_tensors
 
     def stop(tensors, path):
-        if path.name == "train-00002.safetensors":
-            raise Stopped
+        if path.name == file:
+            raise MemoryError("killed")
         return write_tensors(tensors, path)
 
     with monkeypatch.context() as patch:
         patch.setattr(teacher_cache, "write_tensors", stop)
-        with pytest.raises(Stopped):
-            write(teacher)
+        with pytest.raises(MemoryError):
+            capture(*how)
 
 
 def test_a_finished_capture_loads_no_model(write, monkeypatch, tmp_path):
@@ -157,7 +151,7 @@ def test_a_finished_capture_loads_no_model(write, monkeypatch, tmp_path):
 
 
 def test_a_part_of_a_cache_from_other_inputs_is_refused_by_name(write, monkeypatch, tmp_path):
-    interrupt(monkeypatch, write)
+    interrupt(monkeypatch, "train-00002.safetensors", write, SAMPLES)
     before = contents_on_disk(tmp_path / "cache")
     monkeypatch.setitem(INPUTS, "target", "other")
     with rejects("target"):
@@ -188,7 +182,7 @@ def test_a_cache_that_is_being_mended_counts_as_unfinished(write, tmp_path, monk
     folder = write(SAMPLES)
     before = contents_on_disk(folder)
     (folder / "train-00002.safetensors").unlink()
-    interrupt(monkeypatch, write)
+    interrupt(monkeypatch, "train-00002.safetensors", write, SAMPLES)
     assert read_manifest(folder) is None
     assert contents_on_disk(write(SAMPLES)) == before
 
@@ -264,9 +258,6 @@ def test_shards_are_cut_by_tokens_and_by_bytes(monkeypatch, token_bytes, expecte
     assert where.locate(5) == (expected - 1, slice(2, 4) if expected == 4 else slice(0, 2))
 
 
-TEACHERS = {"hidden": HIDDEN, "top_k": TOP_K, "samples": SAMPLES}
-
-
 @pytest.fixture
 def shared(write, tiny_target, examples, tmp_path):
     """shared(teacher, name, count) -> the folder, written by so many processes; a fixture of `write`'s shards."""
@@ -304,21 +295,11 @@ def test_several_processes_write_the_cache_of_one(write, shared, name, count):
 
 def test_shards_of_a_lost_process_are_kept(write, shared, tmp_path, monkeypatch):
     monkeypatch.setattr(teacher_cache, "MAX_SHARD_TOKENS", 25)  # at least four shards
-    alone, write_tensors = write(TEACHERS["top_k"], "alone"), teacher_cache.write_tensors
-
-    def stop(tensors, path):
-        if path.name == "train-00003.safetensors":
-            raise MemoryError("killed")
-        return write_tensors(tensors, path)
-
-    monkeypatch.setattr(teacher_cache, "write_tensors", stop)
-    with pytest.raises(MemoryError):
-        shared(TEACHERS["top_k"], "lost", 2)
-    monkeypatch.setattr(teacher_cache, "write_tensors", write_tensors)
-    lost = tmp_path / "lost"
+    alone, lost = write(TOP_K, "alone"), tmp_path / "lost"
+    interrupt(monkeypatch, "train-00003.safetensors", shared, TOP_K, "lost", 2)
     kept = {path.name: path.stat().st_mtime_ns for path in lost.glob("train-*.safetensors")}
     assert "train-00001.safetensors" in kept  # the second process wrote it, and lost the fourth
-    shared(TEACHERS["top_k"], "lost", 3)
+    shared(TOP_K, "lost", 3)
     assert {name: (lost / name).stat().st_mtime_ns for name in kept} == kept
     assert files(lost) == files(alone)
     assert told(lost) == told(alone)
