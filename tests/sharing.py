@@ -39,7 +39,7 @@ def by_processes(count: int, work: Callable[[Share], Outcome]) -> list[Outcome]:
     def run(index: int) -> None:
         with board.turn:
             try:
-                outcomes[index] = work(Share(index, count, board))
+                outcomes[index] = work(Share(index, count, board if count > 1 else None))
             except BaseException as error:
                 board.failed = board.failed or error
             board.turn.notify_all()

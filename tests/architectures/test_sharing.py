@@ -2,14 +2,10 @@
 
 import pytest
 
-from architectures.sharing import ALONE, Share
+from architectures.sharing import Share
 from tests.sharing import by_processes
 
 COUNTS = (1, 2, 3, 7)
-
-
-def of(count: int, work):
-    return [work(ALONE)] if count == 1 else by_processes(count, work)
 
 
 @pytest.mark.parametrize("count", COUNTS)
@@ -20,7 +16,7 @@ def test_every_unit_is_made_once_and_all_are_given_to_all_in_order(count, units)
     def work(share: Share) -> list[int]:
         return share.together([made.append(unit) or unit**2 for unit in share.mine(range(units))])
 
-    assert of(count, work) == [[unit**2 for unit in range(units)]] * count
+    assert by_processes(count, work) == [[unit**2 for unit in range(units)]] * count
     assert sorted(made) == list(range(units))
 
 
