@@ -5,7 +5,7 @@ import gc
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from pathlib import Path
@@ -76,24 +76,23 @@ def no_trust_left_behind() -> Iterator[None]:
         os.environ[VALIDATION_VARIABLE] = before
 
 
-def build_tokenizer() -> Any:
-    """A byte-level tokenizer: three special tokens, then the 256 bytes. Any text round-trips."""
+NAMED_TOKENS = {"pad_token": "<|pad|>", "bos_token": "<|im_start|>", "eos_token": "<|im_end|>"}
+
+
+def build_tokenizer(
+    special: tuple[str, ...] = SPECIAL_TOKENS, named: Mapping[str, Any] = NAMED_TOKENS, template: str = CHAT_TEMPLATE
+) -> Any:
+    """A byte-level tokenizer: special tokens, then the 256 bytes. Any text round-trips."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocabulary = {token: i for i, token in enumerate([*SPECIAL_TOKENS, *alphabet])}
+    vocabulary = {token: i for i, token in enumerate([*special, *alphabet])}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens(list(SPECIAL_TOKENS))
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        pad_token="<|pad|>",
-        bos_token="<|im_start|>",
-        eos_token="<|im_end|>",
-        chat_template=CHAT_TEMPLATE,
-    )
+    tokenizer.add_special_tokens(list(special))
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, chat_template=template, **named)
 
 
 def stopped_by_many(folder: Path) -> Path:

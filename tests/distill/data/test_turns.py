@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import GenerationConfig, LlamaConfig, PreTrainedTokenizerFast
+from transformers import GenerationConfig, LlamaConfig
 
 from architectures.target_files import stop_ids
 from distill.data.batches import Example, ResponseDataset
@@ -18,6 +17,7 @@ from distill.data.conversations import Conversation
 from distill.data.given import Renderer, traces_of
 from eval.chat import Turn, render_prompt
 from eval.models import load_model, stop_token_ids
+from tests.conftest import build_tokenizer
 from tests.rejections import rejects
 
 EACH = "{% for message in messages %}"
@@ -125,17 +125,10 @@ THINKING = Kind(QWEN3, (*CHATML_TOKENS, "<think>", "</think>"), ("<|im_end|>", "
 
 def write_target(folder: Path, kind: Kind) -> Path:
     """A target's folder without weights."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocabulary = {token: place for place, token in enumerate([*kind.specials, *alphabet])}
-    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens(list(kind.specials))
-    PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, bos_token=kind.bos, eos_token=kind.eos, chat_template=kind.template
-    ).save_pretrained(folder)
-    LlamaConfig(vocab_size=len(vocabulary), bos_token_id=None, eos_token_id=None).save_pretrained(folder)
-    GenerationConfig(eos_token_id=[vocabulary[stop] for stop in kind.stops]).save_pretrained(folder)
+    tokenizer = build_tokenizer(kind.specials, {"bos_token": kind.bos, "eos_token": kind.eos}, kind.template)
+    tokenizer.save_pretrained(folder)
+    LlamaConfig(vocab_size=len(tokenizer), bos_token_id=None, eos_token_id=None).save_pretrained(folder)
+    GenerationConfig(eos_token_id=[kind.specials.index(stop) for stop in kind.stops]).save_pretrained(folder)
     return folder
 
 
