@@ -11,8 +11,6 @@ from architectures.shapes import Shape
 from distill.check import check_recipe
 from distill.checkpoints.checkpoint_files import find_checkpoints
 from distill.recipe.recipe import save_recipe
-from distill.run import Run
-from distill.stage_inputs import training_inputs
 from distill.train import main, train
 from distill.trainer import freeze_input_embeddings
 from eval.models import load_model
@@ -91,8 +89,3 @@ def test_a_tied_draft_is_refused_by_check_and_by_training(make_run, make_checkpo
     of_tied = recipe.model_copy(update={"target": recipe.target.model_copy(update={"path": str(tied)})})
     with rejects("distill.freeze_input_embeddings"):
         check_recipe(of_tied)
-
-
-def test_what_was_recorded_before_there_was_the_key_holds(make_run, frozen_run):
-    inputs = [training_inputs(Run.of(recipe))["distill"] for recipe in (make_run("a"), make_run("b"), frozen_run("c"))]
-    assert inputs[0] == inputs[1] != inputs[2]

@@ -2,13 +2,11 @@
 
 import json
 import os
-from errno import ENOSPC
 from pathlib import Path
 
 import pytest
 import torch
 
-import distill.checkpoints.saving
 from distill.checkpoints.checkpoint_files import BEST_NAME, find_checkpoints
 from distill.checkpoints.folders import chosen_checkpoint, damage, newest_intact_checkpoint
 from distill.export import saved_models
@@ -67,17 +65,6 @@ def test_the_newest_intact_one_is_chosen_and_the_others_named(tmp_path, capsys):
     assert [line.split(": ")[0] for line in capsys.readouterr().err.splitlines()] == [str(newest), str(middle)]
     cut_short(oldest)
     assert newest_intact_checkpoint(tmp_path) is None
-
-
-def test_a_failed_write_leaves_neither_the_file_nor_a_part_of_it(tmp_path, monkeypatch):
-    def save_half(contents, file):
-        file.write(b"half")
-        raise OSError(ENOSPC, "full")
-
-    monkeypatch.setattr(torch, "save", save_half)
-    with rejects(ENOSPC, error=OSError):
-        distill.checkpoints.saving.write_checkpoint({}, tmp_path / "ep0-ba1-rank0.pt")
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_so_many_are_kept_and_latest_points_to_the_newest(make_run):
