@@ -59,17 +59,15 @@ def test_prompts_are_distinct_and_its_own(asking_target, tmp_path):
     assert all(len(prompt.messages) == 1 and prompt.messages[0]["role"] == "user" for prompt in prompts)
 
 
-def test_lost_shards_are_written_again_as_they_were(asking_target, tmp_path):
+def test_lost_shards_are_written_again_as_they_were_and_finished_ones_load_no_model(
+    asking_target, tmp_path, monkeypatch
+):
     prompts = write_own_prompts(asking_target, 4, tmp_path, SETTINGS)
     before = shard_bytes(tmp_path)
     assert len(before) >= 2
     (tmp_path / f"{NAME}-00001.jsonl").unlink()
     assert write_own_prompts(asking_target, 4, tmp_path, SETTINGS) == prompts
     assert shard_bytes(tmp_path) == before
-
-
-def test_finished_prompts_load_no_model(asking_target, tmp_path, monkeypatch):
-    prompts = write_own_prompts(asking_target, 4, tmp_path, SETTINGS)
     monkeypatch.setattr(training_data, "load_target", None)
     assert write_own_prompts(asking_target, 4, tmp_path, SETTINGS) == prompts
     assert write_own_prompts(asking_target, 3, tmp_path, SETTINGS) == prompts[:3]
@@ -91,14 +89,10 @@ def test_a_target_that_repeats_itself(asking_target, tmp_path):
         write_own_prompts(asking_target, 20, tmp_path, SETTINGS)
 
 
-def test_changed_settings_are_refused(asking_target, tmp_path):
-    write_own_prompts(asking_target, 2, tmp_path, SETTINGS)
-    with rejects("seed", 3, 4):
-        write_own_prompts(asking_target, 2, tmp_path, dataclasses.replace(SETTINGS, seed=4))
-
-
-def test_another_target_or_template_is_refused(asking_target, tmp_path):
+def test_changed_settings_and_another_target_or_template_are_refused(asking_target, tmp_path):
     write_own_prompts(asking_target, 2, tmp_path / "data", SETTINGS)
+    with rejects("seed", 3, 4):
+        write_own_prompts(asking_target, 2, tmp_path / "data", dataclasses.replace(SETTINGS, seed=4))
     other = shutil.copytree(asking_target, tmp_path / "other")
     template = (other / "chat_template.jinja").read_text()
     (other / "chat_template.jinja").write_text(template + "{# another #}")
