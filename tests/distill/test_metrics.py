@@ -3,6 +3,8 @@
 Shape suffixes: A = response tokens, V = vocabulary entries.
 """
 
+from dataclasses import astuple
+
 import numpy as np
 import pytest
 import torch
@@ -116,13 +118,9 @@ def test_a_batch_is_split_into_its_responses():
     ids = torch.tensor([3, 0, 8, 1, 2])
     values = quantities_of_rows(logits(1), logits(2), ids, temperature=1.0)
     first, second = responses_of(values, [2, 3])
-    whole = Response(*(np.concatenate(parts) for parts in zip(*map(fields, (first, second)), strict=True)))
+    whole = Response(*(np.concatenate(parts) for parts in zip(*map(astuple, (first, second)), strict=True)))
     assert len(second.alpha) == 3
     assert whole.alpha == pytest.approx(expected_acceptance(logits(1), logits(2)).numpy())
     assert whole.match == pytest.approx(greedy_match(logits(1), logits(2)).numpy())
     assert whole.accept == pytest.approx(acceptance_prob(logits(1), logits(2), ids, temperature=1.0).numpy())
     assert mean_terms(whole, name="alpha")[1] == 5
-
-
-def fields(one: Response) -> tuple:
-    return one.alpha, one.match, one.accept

@@ -4,11 +4,9 @@ Shape suffixes: B = sequences, T = tokens.
 """
 
 import dataclasses
-import json
 import threading
 from functools import partial
 from itertools import chain, islice
-from pathlib import Path
 
 import pytest
 import torch
@@ -22,7 +20,7 @@ from distill.response_batches import BATCHES_AHEAD, ReadAhead, build_dataspec, c
 from distill.train import train
 from eval.responses import Trace
 from tests.architectures.conftest import FAMILY_SETTINGS, perturb
-from tests.distill.after_training import assert_equal
+from tests.distill.after_training import assert_equal, metrics
 from tests.distill.conftest import random_responses
 from tests.distill.data.test_packing import LENGTHS, batch_of, build, loss_and_gradient, rows_computed
 from tests.rejections import rejects
@@ -214,16 +212,12 @@ def test_a_recipe_trains_and_evaluates_on_few_widths(make_run, monkeypatch, pack
             monkeypatch.setattr(f"distill.{module}.padding_multiple", lambda multiple=multiple: multiple)
         recipe = make_run(f"by{multiple}", max_duration="3ba", packing=packing)
         train(recipe)
-        losses[multiple] = logged_losses(recipe)
+        records = metrics(recipe).values()
+        losses[multiple] = [record[name] for record in records for name in record if name.startswith("loss")]
     assert {width for width in widths[8] if width % 8} <= {recipe.data.max_seq_len}
     assert len(widths[8]) < len(widths[1])
     assert len(losses[1]) >= 3
     assert losses[8] == pytest.approx(losses[1], rel=1e-5)
-
-
-def logged_losses(recipe):
-    rows = (Path(recipe.run_dir) / "logs" / "metrics.jsonl").read_text().splitlines()
-    return [value for row in map(json.loads, rows) for name, value in row.items() if name.startswith("loss")]
 
 
 MOST_S = 30.0

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from copy import deepcopy
@@ -41,6 +40,7 @@ from eval.replay import response_logits
 from eval.serving_engine import ResponseText, ServedRequest
 from tests.distill.online.test_live import ROOT, lines
 from tests.distill.online.test_serving import pair  # noqa: F401  # a fixture
+from tests.eval import running_server
 from tests.rejections import rejects
 
 HTTP = {"responses": "live", "stream": None}
@@ -92,11 +92,7 @@ def submit(engine, prompt, *, count=20, sampling=GREEDY, stop=(), **how):
     return SimpleNamespace(request=request, tokens=tokens, finished=finished)
 
 
-def until(condition):
-    end_s = time.monotonic() + MOST_S
-    while not condition():
-        assert time.monotonic() < end_s
-        time.sleep(0.02)
+until = partial(running_server.until, limit_s=MOST_S)
 
 
 def test_what_is_recorded_of_a_batch_is_each_rows_own(engine, pair, capsys):  # noqa: F811

@@ -104,7 +104,6 @@ def test_bytes_of_a_token(teacher, vocab, dtype, expected):
 
 @pytest.mark.parametrize(("hidden", "vocab"), [(576, 49152), (4096, 128256)])
 def test_the_page_names_the_bytes_of_a_token(hidden, vocab):
-    page = (Path(__file__).parents[3] / "docs" / "train.md").read_text(encoding="utf-8")
-    row = next(line for line in page.splitlines() if f"{vocab:,}" in line and line.startswith("|"))
+    row = next(line for line in page("train.md") if f"{vocab:,}" in line and line.startswith("|"))
     sizes = [bytes_per_token(one, "train", hidden=hidden, rows=vocab, dtype="bfloat16") for one in CACHES.values()]
     assert row.endswith(f"| {sizes[0]:,} | {sizes[1]:,} | {sizes[2]:,} |")
