@@ -1,11 +1,12 @@
 """Drafts of random checkpoints: the shape of a folder, a plan for it, and what its model computes."""
 
 import json
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrainedModel
 
@@ -26,6 +27,14 @@ def write_config(folder: Path, without: Collection[str] = (), **entries: Any) ->
     """Change a folder's config.json."""
     kept = {key: value for key, value in read_config(folder).items() if key not in without}
     (folder / "config.json").write_text(json.dumps(kept | entries))
+
+
+def edit_weights(folder: Path, change: Callable[[dict[str, Tensor]], object]) -> dict[str, Tensor]:
+    """A folder's tensors, changed and written again."""
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    return tensors
 
 
 def plan_for(folder: Path, **architecture: Any) -> PruningPlan:

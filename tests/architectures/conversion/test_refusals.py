@@ -4,9 +4,9 @@ import json
 import shutil
 
 import pytest
-from safetensors.torch import load_file, save_file
 
 from architectures.convert import convert_draft
+from tests.architectures.cuts import edit_weights
 from tests.architectures.draft_vocabulary.test_tokens import unigram
 from tests.rejections import rejects
 
@@ -27,9 +27,7 @@ def remove(name):
 
 
 def without_numbers(folder):
-    tensors = load_file(folder / "model.safetensors")
-    tensors["model.layers.1.mlp.up_proj.weight"][3, 4] = float("nan")
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    edit_weights(folder, lambda tensors: tensors["model.layers.1.mlp.up_proj.weight"][3, 4].fill_(float("nan")))
 
 
 RECORD = "draft_vocabulary.json"

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 from gguf.quants import dequantize, quantize
-from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from architectures.gguf_export import export_gguf
@@ -20,7 +19,7 @@ from architectures.pruning.prune import prune_checkpoint
 from architectures.shapes import Shape
 from eval.models import load_model
 from tests.architectures.conftest import perturb
-from tests.architectures.cuts import IDS, plan_for
+from tests.architectures.cuts import IDS, edit_weights, plan_for
 from tests.rejections import rejects
 
 LLAMA_3 = {
@@ -55,24 +54,16 @@ def source(make_checkpoint, with_merges):
     return cache(lambda name: with_merges(perturb(make_checkpoint(model_type=name.split()[0], **MODELS[name]))))
 
 
-def logits(folder: Path, rounded=lambda name, weight: weight) -> torch.Tensor:
+def logits(folder: Path, kind: str | None = None) -> torch.Tensor:
+    """Of its weights, or of what a file of a kind keeps of them, in rows of any order: blocks lie within rows."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    for name, parameter in model.named_parameters():
-        parameter.data = rounded(name, parameter.data)
+    for parameter in model.parameters():
+        if kind is not None and parameter.dim() > 1:
+            stored = gguf.GGMLQuantizationType[KINDS[kind]]
+            rounded = dequantize(quantize(parameter.data.numpy(), stored), stored)
+            parameter.data = torch.from_numpy(rounded.astype(np.float32))
     with torch.inference_mode():
         return model(IDS).logits
-
-
-def as_stored(kind: str):
-    """What a file of a kind keeps of a weight, in rows of any order: blocks lie within rows."""
-
-    def rounded(_name: str, weight: torch.Tensor) -> torch.Tensor:
-        if weight.dim() == 1:
-            return weight
-        number_type = gguf.GGMLQuantizationType[KINDS[kind]]
-        return torch.from_numpy(dequantize(quantize(weight.numpy(), number_type), number_type).astype(np.float32))
-
-    return rounded
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -82,7 +73,7 @@ def test_an_imported_file_has_the_logits_of_the_rounded_folder_and_its_config(so
     written = export_gguf(folder, tmp_path / "m.gguf", kind, name="tiny")
     import_gguf(written.path, tmp_path / "back")
 
-    assert torch.equal(logits(tmp_path / "back"), logits(folder, as_stored(kind)))
+    assert torch.equal(logits(tmp_path / "back"), logits(folder, kind))
     assert not torch.equal(logits(tmp_path / "back"), logits(folder))
     assert (written.num_bytes, written.fallen_back) == (written.path.stat().st_size, [])
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith("m.")] == ["m.gguf"]
@@ -183,9 +174,7 @@ def test_what_llama_cpp_would_compute_otherwise_is_refused(make_checkpoint, tmp_
 @pytest.mark.parametrize("value", [7e4, -7e4, np.nan])
 def test_a_weight_that_the_file_cannot_hold_is_refused(source, tmp_path, value):
     folder = Path(shutil.copytree(source("llama"), tmp_path / "copy"))
-    tensors = load_file(folder / "model.safetensors")
-    tensors["model.layers.3.mlp.up_proj.weight"][5, 7] = value
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    edit_weights(folder, lambda tensors: tensors["model.layers.3.mlp.up_proj.weight"][5, 7].fill_(value))
     with rejects("layers.3.mlp.up_proj.weight"):
         export_gguf(folder, tmp_path / "m.gguf", "q8_0", name="tiny")
     assert [path.name for path in tmp_path.iterdir()] == ["copy"]

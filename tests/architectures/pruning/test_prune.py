@@ -3,29 +3,20 @@
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from errno import ENOSPC
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from architectures.checkpoint import TensorInfo, write_weights
 from architectures.hub import read_config
 from architectures.pruning.prune import prune_checkpoint
 from architectures.shapes import checkpoint_tensors
-from tests.architectures.cuts import load, logits, plan_for, shape_of, write_config
+from tests.architectures.cuts import edit_weights, load, logits, plan_for, shape_of, write_config
 from tests.rejections import rejects
-
-
-def edit(folder: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> dict[str, torch.Tensor]:
-    """A folder's tensors, changed and written again."""
-    tensors = load_file(folder / "model.safetensors")
-    change(tensors)
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    return tensors
 
 
 @pytest.fixture
@@ -36,7 +27,7 @@ def copy(tiny_target, tmp_path):
 
 def test_a_stored_copy_of_a_tied_head_is_dropped(copy, tmp_path):
     expected = logits(load(copy))
-    edit(copy, lambda tensors: tensors.update({"lm_head.weight": tensors["model.embed_tokens.weight"].clone()}))
+    edit_weights(copy, lambda tensors: tensors.update({"lm_head.weight": tensors["model.embed_tokens.weight"].clone()}))
 
     prune_checkpoint(copy, plan_for(copy, layers=4), tmp_path / "draft")
 
@@ -45,11 +36,11 @@ def test_a_stored_copy_of_a_tied_head_is_dropped(copy, tmp_path):
 
 
 def test_old_rotary_buffers_are_dropped_and_other_strangers_refused(copy, tmp_path):
-    edit(copy, lambda tensors: tensors.update({"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(8)}))
+    edit_weights(copy, lambda tensors: tensors.update({"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(8)}))
     prune_checkpoint(copy, plan_for(copy, layers=4), tmp_path / "draft")
     assert torch.equal(logits(load(tmp_path / "draft")), logits(load(copy)))
 
-    edit(copy, lambda tensors: tensors.update({"model.layers.3.self_attn.q_proj.lora_A": torch.ones(8)}))
+    edit_weights(copy, lambda tensors: tensors.update({"model.layers.3.self_attn.q_proj.lora_A": torch.ones(8)}))
     with rejects("model.layers.3.self_attn.q_proj.lora_A"):
         prune_checkpoint(copy, plan_for(copy, layers=2), tmp_path / "draft2")
 
@@ -78,7 +69,9 @@ def test_dtype_is_cast_only_when_asked(tiny_target, tmp_path):
 
 
 def test_a_layers_own_dtype_comes_along_when_none_is_asked(copy, tmp_path):
-    mixed = edit(copy, lambda every: every.update({n: t.bfloat16() for n, t in every.items() if ".layers.3." in n}))
+    mixed = edit_weights(
+        copy, lambda every: every.update({n: t.bfloat16() for n, t in every.items() if ".layers.3." in n})
+    )
 
     prune_checkpoint(copy, plan_for(copy, layers=2), tmp_path / "draft")  # layers 0 and 3
 
@@ -149,7 +142,7 @@ def test_an_older_config_without_layer_types_keeps_its_windows(family_copy, tmp_
 
 @pytest.mark.parametrize("value", [float("nan"), -float("nan")])
 def test_a_nan_in_the_target_is_named_and_nothing_written(copy, tmp_path, value):
-    edit(copy, lambda tensors: tensors["model.layers.1.mlp.up_proj.weight"][3, 5].fill_(value))
+    edit_weights(copy, lambda tensors: tensors["model.layers.1.mlp.up_proj.weight"][3, 5].fill_(value))
 
     with rejects("model.safetensors", "model.layers.1.mlp.up_proj.weight", "NaN"):
         prune_checkpoint(copy, plan_for(copy, layers=3), tmp_path / "draft")
