@@ -181,18 +181,20 @@ def test_a_finished_training_is_exported_and_left_alone(make_run, capsys):
     assert (Path(recipe.run_dir) / "draft" / "model.safetensors").is_file()
 
 
-def test_a_full_disk_costs_no_checkpoint(make_run):
-    recipe = make_run(max_duration="2ba")
+@pytest.mark.parametrize(("kind", "end"), [("whole", "-rank0.pt"), ("sharded", "")])
+def test_a_full_disk_costs_no_checkpoint(make_run, kind, end):
+    recipe = make_run(max_duration="2ba", checkpoints=kind)
     train(recipe)
     folder = Path(recipe.run_dir) / "checkpoints"
-    one, two = (folder / f"ep0-ba{batch}-rank0.pt" for batch in (1, 2))
-    with file_size_limit(two.stat().st_size // 2), rejects(folder / "ep0-ba3-rank0.pt", two, "GiB"):
+    one, two, three = (folder / f"ep0-ba{batch}{end}" for batch in (1, 2, 3))
+    large = two / "__0_0.distcp" if kind == "sharded" else two
+    with file_size_limit(large.stat().st_size // 2), rejects(f"{three}: ", two, *["GiB"] * (kind == "whole")):
         train(changed(recipe, max_duration="3ba"))
     assert find_checkpoints(folder) == [one, two]
     assert not list(folder.glob("*.partial"))
     assert newest_intact_checkpoint(folder) == two
     train(changed(recipe, max_duration="3ba"))
-    assert checkpoints(recipe) == ["ep0-ba2-rank0.pt", "ep0-ba3-rank0.pt"]
+    assert find_checkpoints(folder) == [two, three]
 
 
 def test_a_full_disk_at_the_first_checkpoint(make_run):

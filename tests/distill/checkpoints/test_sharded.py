@@ -13,7 +13,6 @@ from torch.distributed.checkpoint import FileSystemWriter, save
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata
 
 import distill.trainer
-from architectures.errors import UserError
 from distill.checkpoints.checkpoint_files import BEST_NAME, TRUST, VALIDATION_VARIABLE, find_checkpoints
 from distill.checkpoints.folders import METADATA_NAME, CheckedReader, damage, newest_intact_checkpoint, read_metadata
 from distill.checkpoints.saving import read_model
@@ -25,7 +24,6 @@ from tests.distill.after_training import (
     assert_equal,
     assert_same_end,
     changed,
-    file_size_limit,
     in_a_pickle,
     last_state,
     metrics,
@@ -202,19 +200,3 @@ def test_resumes_before_a_missing_shard_and_leaves_no_half(make_run, capsys):
     assert_equal(before, last_state(recipe)["model"])
     assert names(recipe) == ["ep0-ba2", "ep0-ba3"]
     assert not half.exists()
-
-
-def test_a_full_disk_costs_no_checkpoint(make_run):
-
-    recipe = make_run(checkpoints="sharded", max_duration="2ba")
-    train(recipe)
-    folder = folder_of(recipe)
-    most = (folder / "ep0-ba2" / "__0_0.distcp").stat().st_size // 2
-    with file_size_limit(most), pytest.raises(UserError) as caught:
-        train(changed(recipe, max_duration="6ba"))
-    assert str(caught.value).startswith(f"{folder / 'ep0-ba3'}: ")
-    assert str(folder / "ep0-ba2") in str(caught.value)
-    assert names(recipe) == ["ep0-ba1", "ep0-ba2"]
-    assert not list(folder.glob("*.partial"))
-    train(changed(recipe, max_duration="3ba"))
-    assert names(recipe) == ["ep0-ba2", "ep0-ba3"]
