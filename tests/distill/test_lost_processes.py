@@ -21,21 +21,9 @@ from eval.checkpoint_curve import JSON_NAME
 from eval.decoding import generate as answering
 from tests.conftest import train_here
 from tests.distill.recipe_files import write_recipe
-from tests.distill.test_several_processes import contents
+from tests.distill.test_several_processes import CUT, SETTINGS, contents
 from tests.sharing import by_processes
 
-SETTINGS = """
-data: {{prompts: [{{path: {prompts}}}], num_eval_prompts: 4, max_new_tokens: 8, max_seq_len: 128, batch_size: 2,
-  temperature: 1.0}}
-distill: {{max_duration: 4ba, global_train_batch_size: 4, precision: fp32, scheduler: {{t_warmup: 1ba}},
-  eval_interval: 1dur, save_interval: 1dur,
-  teacher: {{source: cache, contents: top_k, k: 8}}}}
-export: {{dtype: float32}}
-eval:
-  {{num_prompts: 2, max_new_tokens: 8, batch_size: 1, num_speculative_tokens: [1, 2], latency_repeats: 2,
-    wall_clock_prompts: 2, latency_batch_sizes: [], dtype: float32}}
-"""
-CUT = "{layers: 2, method: greedy, intermediate: 96, width_method: flap, calibration: {tokens: 160}}"
 UNITS = {  # of a stage: object and name of the function that makes one of the files that processes share out
     "generate": (answering, "write_shard"),
     "cache": (teacher_cache, "write_tensors"),

@@ -25,12 +25,13 @@ eval:
   {{num_prompts: 2, max_new_tokens: 8, num_speculative_tokens: [1, 2], latency_repeats: 2, wall_clock_prompts: 2,
     latency_batch_sizes: [], dtype: float32}}
 """
+CUT = "{layers: 2, method: greedy, calibration: {tokens: 64}}"
 OF_WHEN_AND_WHERE = ("created", "argv", "git_commit", "hardware")
 
 
 @pytest.fixture
 def recipe(tiny_target, tmp_path) -> Path:
-    return write_recipe(tmp_path, tiny_target, "{layers: 2, method: greedy, calibration: {tokens: 64}}", SETTINGS)
+    return write_recipe(tmp_path, tiny_target, CUT, SETTINGS)
 
 
 def launch(
