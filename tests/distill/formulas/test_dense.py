@@ -73,14 +73,6 @@ everyone = pytest.mark.parametrize("name", list(COMPARED))
 every_case = pytest.mark.parametrize(("name", "options", "definition"), CASES)
 
 
-@pytest.fixture
-def logits():
-    generator = torch.Generator().manual_seed(0)
-    student_AV = torch.randn(7, 11, generator=generator) * 3
-    teacher_AV = torch.randn(7, 11, generator=generator) * 3
-    return student_AV, teacher_AV
-
-
 def reference(name, definition, student_AV, teacher_AV, temperature):
     """Token by token in float64."""
     q_AV, p_AV = ((logits.double() / temperature).softmax(-1) for logits in (student_AV, teacher_AV))

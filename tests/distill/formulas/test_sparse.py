@@ -15,14 +15,6 @@ NUM_TOKENS, VOCAB = 7, 11
 KEPT = [1, 3, 10, VOCAB]
 
 
-@pytest.fixture
-def logits():
-    generator = torch.Generator().manual_seed(0)
-    student_AV = torch.randn(NUM_TOKENS, VOCAB, generator=generator) * 3
-    teacher_AV = torch.randn(NUM_TOKENS, VOCAB, generator=generator) * 3
-    return student_AV, teacher_AV
-
-
 def keep(teacher_AV, k):
     """The K most likely tokens of each row: ids, log-probabilities, log of the tail."""
     p_AV = teacher_AV.double().softmax(-1)
