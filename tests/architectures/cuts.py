@@ -37,6 +37,13 @@ def edit_weights(folder: Path, change: Callable[[dict[str, Tensor]], object]) ->
     return tensors
 
 
+def require_same_tensors(folder: Path, other: Path) -> None:
+    """Bit for bit, under the same names."""
+    found, expected = (load_file(each / "model.safetensors") for each in (folder, other))
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
 def plan_for(folder: Path, **architecture: Any) -> PruningPlan:
     wanted = {"method": "first_last", "width_method": "random", **architecture}
     return plan_pruning(shape_of(folder), ArchitectureConfig.model_validate(wanted), seed=3)

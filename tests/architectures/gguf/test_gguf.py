@@ -17,6 +17,7 @@ from architectures.hub import read_config, resolve_checkpoint
 from architectures.manifest import read_manifest, sha256_of_file
 from architectures.shapes import Shape
 from tests.architectures.conftest import FAMILY_SETTINGS, LLAMA, PIECES, perturb, split_gguf
+from tests.architectures.cuts import require_same_tensors
 from tests.rejections import rejects
 
 IDS = torch.arange(3, 35)[None]
@@ -43,9 +44,7 @@ def source(request, make_checkpoint):
 
 
 def require_same_model(imported: Path, original: Path) -> None:
-    weights, expected = (load_file(folder / "model.safetensors") for folder in (imported, original))
-    assert weights.keys() == expected.keys()
-    assert all(torch.equal(weights[name], expected[name]) for name in expected)
+    require_same_tensors(imported, original)
     assert torch.equal(logits(imported), logits(original))
 
 
@@ -304,20 +303,18 @@ def test_entries_that_would_change_the_model_are_refused(write_gguf, llama, tmp_
     refused(file, tmp_path / "out", f"llama.{key}={value} ")
 
 
-def test_a_part_that_is_missing_or_of_another_model_is_named(write_gguf, llama, tmp_path):
+def test_a_part_that_is_truncated_missing_or_of_another_model_is_named(write_gguf, llama, tmp_path):
     parts = split_gguf(write_gguf(llama, tmp_path / "model.gguf"), 3)
+    whole = parts[1].read_bytes()
+    parts[1].write_bytes(whole[:-64])
+    refused(parts[0], tmp_path / "out", parts[1])
+    parts[1].write_bytes(whole)
     moved = parts[1].rename(tmp_path / "other.gguf")
     refused(parts[2], tmp_path / "out", parts[1])
     refused(moved, tmp_path / "out", moved, "split.count")
     parts[1].write_bytes(parts[2].read_bytes())
     refused(parts[0], tmp_path / "out", parts[1], "split.no")
     parts[1].write_bytes((tmp_path / "model.gguf").read_bytes())  # repeats every tensor
-    refused(parts[0], tmp_path / "out", parts[1])
-
-
-def test_a_truncated_part_is_named(write_gguf, llama, tmp_path):
-    parts = split_gguf(write_gguf(llama, tmp_path / "model.gguf"), 2)
-    parts[1].write_bytes(parts[1].read_bytes()[:-64])
     refused(parts[0], tmp_path / "out", parts[1])
 
 

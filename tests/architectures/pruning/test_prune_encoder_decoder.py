@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from architectures.pruning.plan import PruningPlan, needed_scores, wrong_field
 from architectures.pruning.prune import prune_checkpoint
 from architectures.requested_shape import ArchitectureConfig
-from tests.architectures.cuts import load, plan_for, pruned, shape_of
+from tests.architectures.cuts import edit_weights, load, plan_for, pruned, require_same_tensors, shape_of
 from tests.rejections import rejects
 
 KINDS = [(tied, gated) for tied in (True, False) for gated in (True, False)]
@@ -45,9 +45,7 @@ def test_keeping_everything_keeps_every_bit(target, tmp_path):
     draft = pruned(target, plan_for(target, layers=4), tmp_path / "draft")
 
     assert torch.equal(logits(draft), logits(load(target)))
-    kept, source = (load_file(folder / "model.safetensors") for folder in (tmp_path / "draft", target))
-    assert kept.keys() == source.keys()
-    assert all(torch.equal(kept[name], source[name]) for name in source)
+    require_same_tensors(tmp_path / "draft", target)
 
 
 @pytest.mark.parametrize(
@@ -73,11 +71,10 @@ def test_a_head_of_its_own_stays_one_and_a_tied_one_is_not_stored_twice(make_tra
 @pytest.mark.parametrize("name", ["lm_head.weight", "encoder.embed_tokens.weight"])
 def test_a_stored_copy_of_the_embedding_must_be_one(make_translator, tmp_path, name):
     folder = make_translator()
-    tensors = load_file(folder / "model.safetensors")
-    save_file({**tensors, name: tensors["shared.weight"].clone()}, folder / "model.safetensors")
+    edit_weights(folder, lambda tensors: tensors.update({name: tensors["shared.weight"].clone()}))
     pruned(folder, plan_for(folder, layers=1), tmp_path / "draft")
 
-    save_file({**tensors, name: tensors["shared.weight"] + 1}, folder / "model.safetensors")
+    edit_weights(folder, lambda tensors: tensors[name].add_(1))
     with rejects(name, "shared.weight"):
         prune_checkpoint(folder, plan_for(folder, layers=1), tmp_path / "other")
 

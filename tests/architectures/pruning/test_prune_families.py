@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -15,7 +15,7 @@ from architectures.families.family import Family
 from architectures.hub import read_config
 from architectures.pruning.plan import PruningPlan
 from architectures.pruning.prune import prune_checkpoint
-from tests.architectures.cuts import load, logits, plan_for, pruned, write_config
+from tests.architectures.cuts import load, logits, plan_for, pruned, require_same_tensors, write_config
 from tests.families import DECODER_ONLY, WIDE, WITH_EXPERTS, WITH_NEURONS
 
 CLOSE = {"rtol": 1e-3, "atol": 2e-4}  # float32: the same sums over fewer terms, in another order, through four layers
@@ -44,9 +44,7 @@ def test_keeping_everything_keeps_every_bit(target, tmp_path, method):
     draft = pruned(target, plan_for(target, layers=4, method=method), tmp_path / "draft")
 
     assert torch.equal(logits(draft), logits(load(target)))
-    kept, source = (load_file(folder / "model.safetensors") for folder in (tmp_path / "draft", target))
-    assert kept.keys() == source.keys()
-    assert all(torch.equal(kept[name], source[name]) for name in source)
+    require_same_tensors(tmp_path / "draft", target)
 
 
 @pytest.mark.parametrize(("num_layers", "method"), [(1, "first_last"), (2, "first_last"), (3, "evenly_spaced")])
@@ -212,8 +210,6 @@ def test_a_merged_layer_is_the_first_plus_the_differences_of_the_others(target, 
 
 @pytest.mark.parametrize("family", ["opt", "bloom", "gpt2"])
 def test_names_without_their_base_prefix_are_read(family_checkpoint, family_copy, tmp_path, family):
-    from safetensors.torch import save_file
-
     copy, prefix = family_copy(family), FAMILIES[family].base_prefix
     tensors = load_file(copy / "model.safetensors")
     short_names = {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
@@ -224,6 +220,4 @@ def test_names_without_their_base_prefix_are_read(family_checkpoint, family_copy
     prune_checkpoint(copy, plan, tmp_path / "short")
     prune_checkpoint(family_checkpoint(family), plan, tmp_path / "full")
 
-    short, full = (load_file(tmp_path / out / "model.safetensors") for out in ("short", "full"))
-    assert short.keys() == full.keys()
-    assert all(torch.equal(short[name], full[name]) for name in full)
+    require_same_tensors(tmp_path / "short", tmp_path / "full")
