@@ -64,11 +64,10 @@ def finish_data(counts: dict) -> None:
 
 def test_a_tokenizer_with_more_tokens_than_the_target_has_rows_is_rejected(checked, make_checkpoint):
     narrow = make_checkpoint(vocab_size=258)
-    for stage in ("check", "generate"):
-        with rejects(narrow, 258):
-            checked(f"target.path={narrow}") if stage == "check" else widedraft.run_command(
-                "generate", ["demo.yaml", f"target.path={narrow}"]
-            )
+    with rejects(narrow, 258):
+        checked(f"target.path={narrow}")
+    with rejects(narrow, 258):
+        widedraft.run_command("generate", ["demo.yaml", f"target.path={narrow}"])
 
 
 def test_shapes_and_parameters_are_the_models_own(checked, tiny_target):

@@ -94,13 +94,8 @@ def test_a_step_is_that_of_the_processor(make_run, gpu, packing):
 def test_held_out_responses_are_measured(make_run, gpu, temperature):
     recipe = make_run()
     found = []
-    for model, batch in (
-        (model_of(recipe, temperature=temperature, top_p=0.9), batch_of(recipe)),
-        (
-            on_gpu(model_of(recipe, temperature=temperature, top_p=0.9), recipe, gpu),
-            moved(batch_of(recipe), gpu),
-        ),
-    ):
+    here, there = (model_of(recipe, temperature=temperature, top_p=0.9) for _ in range(2))
+    for model, batch in ((here, batch_of(recipe)), (on_gpu(there, recipe, gpu), moved(batch_of(recipe), gpu))):
         model.eval()
         metrics = {name: metric.to(batch["keep"].device) for name, metric in eval_metrics().items()}
         for metric in metrics.values():

@@ -138,18 +138,14 @@ SERVED += ("opt", "bloom", "gpt2", "qwen3_moe")
 UNKNOWN_ID = 263
 
 
-def with_unknown_id(draft, folder):
-    """A copy of a draft that says which row was trained for unknown inputs."""
-    shutil.copytree(draft, folder)
-    write_draft_vocabulary(replace(read_draft_vocabulary(draft), unknown_id=UNKNOWN_ID), folder)
-    return folder
-
-
 @pytest.mark.parametrize("trained", [True, False])
 @pytest.mark.parametrize("family", SERVED)
 def test_logits_are_the_small_heads_with_one_row_for_all_unknown_inputs(small_draft, tmp_path, family, trained):
-    draft, out = small_draft(family), tmp_path / "own"
-    convert_draft(with_unknown_id(draft, tmp_path / "trained") if trained else draft, out, "own-tokenizer")
+    draft, out, given = small_draft(family), tmp_path / "own", tmp_path / "given"
+    shutil.copytree(draft, given)
+    if trained:  # a draft that says which row was trained for unknown inputs
+        write_draft_vocabulary(replace(read_draft_vocabulary(draft), unknown_id=UNKNOWN_ID), given)
+    convert_draft(given, out, "own-tokenizer")
     small, own = load_model(draft, dtype="float32", device="cpu"), AutoModelForCausalLM.from_pretrained(out)
     ids = read_draft_vocabulary(draft).ids
     dropped = [id_ for id_ in range(264) if id_ not in ids]

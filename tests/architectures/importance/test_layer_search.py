@@ -22,10 +22,6 @@ LAYERS = 4
 IDS_ST = torch.randint(3, 260, (3, 20), generator=torch.Generator().manual_seed(7))
 
 
-def layer_of(model, layer):
-    return model.get_submodule(f"{FAMILIES[model.config.model_type].layer_prefix}{layer}")
-
-
 def make_identity(model, layer):
     family = FAMILIES[model.config.model_type]
     for role in ("attention_output", "ffn_down"):
@@ -127,7 +123,7 @@ def test_the_model_is_left_as_it_was(target, find):
         modules = [(id(m), m.training, len(m._forward_hooks), len(m._forward_pre_hooks)) for m in model.modules()]
         return modules, [id(parameter) for parameter in model.parameters()], model.config.to_json_string()
 
-    layer_of(target.model, 1).train()
+    target.model.get_submodule(f"{FAMILIES[target.model.config.model_type].layer_prefix}1").train()
     before, weights = state(target.model), {name: t.clone() for name, t in target.model.state_dict().items()}
 
     find(target.model, IDS_ST)

@@ -8,7 +8,8 @@ from transformers import AutoModelForCausalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from distill.debug import begin_debug
-from distill.recipe.recipe import load_recipe
+from distill.recipe.recipe import load_recipe, save_recipe
+from tests.distill.recipe_files import tiny_recipe
 
 SHRINKS = (
     "gpt_oss",
@@ -32,14 +33,9 @@ def begin(folder, model_type: str, **architecture):
     (folder / "target").mkdir()
     config = CONFIG_MAPPING[model_type](**GRANITE if model_type == "granitemoehybrid" else {})
     (folder / "target" / "config.json").write_text(json.dumps(config.to_dict()))
-    recipe = {
-        "run_name": "demo",
-        "run_dir": str(folder / "run"),
-        "target": {"path": str(folder / "target")},
-        "architecture": {"layers": 2, "method": "first_last"} | architecture,
-        "data": {"self_written_prompts": 9},
-    }
-    (folder / "demo.yaml").write_text(json.dumps(recipe))
+    wanted = {"layers": 2, "method": "first_last"} | architecture
+    recipe = tiny_recipe(folder / "run", folder / "target", wanted, {"self_written_prompts": 9})
+    save_recipe(recipe, folder / "demo.yaml")
     return begin_debug(folder / "demo.yaml", []).parent, config.get_text_config(decoder=True)
 
 

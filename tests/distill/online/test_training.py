@@ -145,10 +145,8 @@ def test_a_step_that_is_no_number_is_passed_over(make_online, monkeypatch, capsy
 
     monkeypatch.setattr(distill.model.DistillModel, "loss", broken)
     settings = {"global_train_batch_size": 2, "device_train_microbatch_size": 2}
-    recipe, before = (
-        make_online("three", **settings, max_duration="3ba"),
-        make_online("two", **settings, max_duration="2ba"),
-    )
+    recipe = make_online("three", **settings, max_duration="3ba")
+    before = make_online("two", **settings, max_duration="2ba")
     train(recipe)
     assert "batch 2" in capsys.readouterr().err
     train(before)
