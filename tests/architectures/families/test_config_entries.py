@@ -4,6 +4,8 @@ import json
 from contextlib import suppress
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from transformers.activations import ACT2FN
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
@@ -140,8 +142,15 @@ def test_a_generation_config_is_read_with_the_config_beside_it(tmp_path):
         read_config(tmp_path)
 
 
-@pytest.mark.parametrize("name", sorted(CONFIG | GENERATION))
-def test_any_value_of_an_entry_is_accepted_or_refused(name):
-    for value in (*HARD, *ROPES):
-        with suppress(UserError):
-            require_config({**VALID, name: value}, "config.json")
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-(10**20), 10**20) | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=9), inner, max_size=3),
+    max_leaves=5,
+)
+
+
+@settings(max_examples=300, deadline=10_000, suppress_health_check=[HealthCheck.too_slow])
+@given(st.dictionaries(st.sampled_from(sorted(CONFIG | GENERATION)), JSON, max_size=3))
+def test_any_entries_are_accepted_or_refused(changes):
+    with suppress(UserError):
+        require_config({**VALID, **changes}, "config.json")
