@@ -22,6 +22,7 @@ from eval.engines.certificate import read_certificates
 CONCURRENCY = {"full": ("1", "8", "32"), "laptop": ("1",), "tiny": ("1", "2")}
 PROMPTS, NEW_TOKENS = {"full": 64, "laptop": 12, "tiny": 2}, {"full": 64, "laptop": 64, "tiny": 8}
 K, REPEATS = 3, 2
+CPU_CONTEXT = 512  # of the certificate; on a GPU that of the models
 
 
 class Pair(NamedTuple):
@@ -48,6 +49,7 @@ def certificate(setting: Setting) -> Iterator[Row]:
     pair, folder = carried_pair(setting), setting.out / "pair-certificate"
     widedraft(
         *("certify", pair.draft, "--engine", "vllm", "--as-served", "--num-speculative-tokens", K),
+        *(("--max-model-len", CPU_CONTEXT) if setting.device.type == "cpu" else ()),
         *common_words(pair, setting, folder),
         failed_checks=1,
     )
