@@ -22,11 +22,13 @@ from architectures.errors import UserError
 from architectures.manifest import package_version
 from architectures.settings import Flag, Section, read_settings
 from distill import commands
+from distill.checkpoints.checkpoint_files import trust_checkpoints
 from distill.choose.candidates import ChooseSettings
 from distill.commands import CheckSettings, GenerateSettings, RunSettings, check
 from distill.distributed import launch_if_several
 from distill.hub.push import PushSettings
 from distill.process import report_user_errors
+from distill.recipe.recipe import TrainSettings
 from distill.shipped_recipes import RecipesSettings, recipes
 from eval.cli import BenchmarkSettings, ReportSettings, VerifySettings, benchmark, report, verify
 from eval.engines.certify import CertifySettings, certify
@@ -78,6 +80,8 @@ def run_command(name: str, words: Sequence[str]) -> None:
     )
     settings = read_settings(parser, command.settings, words)
     launch_if_several(settings, [name, *words], commands.single_process_reason)
+    if getattr(settings, "trust_checkpoints", False):
+        trust_checkpoints()
     command.run(settings)
 
 
@@ -142,7 +146,7 @@ COMMANDS = {
     "distill": Command(
         commands.distill,
         "train the draft and export it into <run>/draft",
-        commands.DistillSettings,
+        TrainSettings,
     ),
     "export": Command(
         commands.export,

@@ -33,19 +33,18 @@ from architectures.settings import (
     flag_of,
 )
 from architectures.vocabulary import Form
-from distill.checkpoints.checkpoint_files import OPTION, TrustCheckpoints, trust_checkpoints
+from distill.checkpoints.checkpoint_files import OPTION, TrustCheckpoints
 from distill.choose.candidates import ChooseSettings
 from distill.distributed import FLAG, Processes, joined, reject_spread, require_one_folder, require_same
 from distill.hub.push import PushSettings
 from distill.recipe.recipe import (
     Debug,
-    NamesRecipe,
-    Overrides,
-    ProfileFolder,
     Recipe,
     RecipeFile,
+    RecipeSettings,
     RecipeWords,
     Scoring,
+    TrainSettings,
     is_recipe,
     load_recipe,
     load_scoring,
@@ -277,12 +276,9 @@ class Named(NamedTuple):
     overrides: list[str]
 
 
-class StageSettings(Section):
+class StageSettings(RecipeSettings):
     """Settings of a stage."""
 
-    recipe: RecipeFile
-    overrides: Overrides = ()
-    debug: Debug = False
     processes: Processes = None
 
 
@@ -310,16 +306,6 @@ class GenerateSettings(StageSettings):
     @property
     def part(self) -> ShardPart:
         return EVERY_FILE if self.shard is None else ShardPart(*map(int, self.shard.split("/")))
-
-
-class DistillSettings(Section):
-    """Settings of `distill`."""
-
-    recipe: RecipeFile
-    overrides: Overrides = ()
-    debug: Debug = False
-    trust_checkpoints: TrustCheckpoints = False
-    profile: ProfileFolder = None
 
 
 class CacheSettings(StageSettings):
@@ -353,17 +339,12 @@ def single_process_reason(settings: Any) -> str | None:
     return "target.placement is spread: one process has all GPUs of this machine." if placement == "spread" else None
 
 
-def trust_if_requested(requested: bool) -> None:  # noqa: FBT001
-    if requested:
-        trust_checkpoints()
-
-
-def recipe_of(settings: NamesRecipe, *, weights: bool = True) -> "Recipe":
+def recipe_of(settings: RecipeSettings, *, weights: bool = True) -> "Recipe":
     """Load the recipe of a command or its debug run; `weights` as in `begin_debug`."""
     return load_recipe(*recipe_words(settings, weights=weights))
 
 
-def recipe_words(settings: NamesRecipe, *, weights: bool = True) -> tuple[Path, list[str]]:
+def recipe_words(settings: RecipeSettings, *, weights: bool = True) -> tuple[Path, list[str]]:
     """Return the recipe file and overrides of a command or its debug run."""
     if not settings.debug:
         return settings.recipe, list(settings.overrides)
@@ -373,7 +354,7 @@ def recipe_words(settings: NamesRecipe, *, weights: bool = True) -> tuple[Path, 
 
 
 @contextmanager
-def own_run(settings: NamesRecipe, *, next_to_others: bool = False) -> Iterator[Named]:
+def own_run(settings: RecipeSettings, *, next_to_others: bool = False) -> Iterator[Named]:
     """Yield the run of a command's recipe, locked against other commands.
 
     Args:
@@ -402,7 +383,6 @@ def choose(settings: ChooseSettings) -> None:
     """Rank shapes by predicted speed; the winner becomes a recipe."""
     from distill.choose.search import choose as choose_shape
 
-    trust_if_requested(settings.trust_checkpoints)
     with own_run(settings) as named:
         choose_shape(named.path, named.overrides, settings, named.run.share)
 
@@ -411,7 +391,6 @@ def prune(settings: RunSettings) -> None:
     """Prune the target to the undistilled draft; train learned masks first if the recipe uses them."""
     from distill.pipeline import mask_stage, prune_stage
 
-    trust_if_requested(settings.trust_checkpoints)
     with own_run(settings) as named:
         if named.run.recipe.architecture.method == "learned_masks":
             mask_stage(named.path, named.overrides, named.run.share)
@@ -438,11 +417,10 @@ def cache(settings: CacheSettings) -> None:
         cache_stage(named.run)
 
 
-def distill(settings: DistillSettings) -> None:
+def distill(settings: TrainSettings) -> None:
     """Train and export; the training processes load the recipe themselves."""
     from distill.pipeline import distill_stage
 
-    trust_if_requested(settings.trust_checkpoints)
     profile_words = [] if settings.profile is None else [f"--profile={settings.profile}"]
     if settings.profile is not None:
         require_profile_folder(settings.profile)
@@ -460,7 +438,6 @@ def score(settings: EvalSettings) -> None:
         return
     from distill.pipeline import checkpoints_stage, eval_stage, print_scores
 
-    trust_if_requested(settings.trust_checkpoints)
     with own_run(of_words(settings.words, debug=settings.debug)) as named:
         if settings.checkpoints:
             checkpoints_stage(named.run)
@@ -474,7 +451,6 @@ def run_everything(settings: RunSettings) -> None:
     """Run all stages that are not finished."""
     from distill.pipeline import run_all
 
-    trust_if_requested(settings.trust_checkpoints)
     with own_run(settings) as named:
         run_all(named.path, named.overrides, named.run.share)
 
@@ -585,7 +561,6 @@ class ExportSettings(Section):
 
 def export(settings: ExportSettings) -> None:
     """Write a draft directory, another form of it, and its GGUF files."""
-    trust_if_requested(settings.trust_checkpoints)
     if settings.checkpoint and settings.init and settings.target and settings.to:
         from architectures.hub import resolve_checkpoint
         from distill.export import export_any

@@ -28,35 +28,17 @@ from composer.utils import dist
 
 restore_interrupts()  # Composer's import replaced the handler
 
-from architectures.settings import Section, read_settings
-from distill.checkpoints.checkpoint_files import TrustCheckpoints, trust_checkpoints
+from architectures.settings import read_settings
+from distill.checkpoints.checkpoint_files import trust_checkpoints
 from distill.checkpoints.folders import chosen_checkpoint
 from distill.debug import begin_debug
 from distill.export import export_draft
 from distill.learned_masks import train_masks
-from distill.recipe.recipe import (
-    Debug,
-    Overrides,
-    ProfileFolder,
-    Recipe,
-    RecipeFile,
-    load_recipe,
-    require_profile_folder,
-)
+from distill.recipe.recipe import Recipe, TrainSettings, load_recipe, require_profile_folder
 from distill.response_batches import read_datasets
 from distill.run import Run, owned_run
 from distill.stage_inputs import begin_training, masks_are_due, require_training_inputs
 from distill.trainer import build_model, build_trainer, init_distributed, newest_for_all, on_rank_0, use_resources
-
-
-class TrainSettings(Section):
-    """The recipe that is trained."""
-
-    recipe: RecipeFile
-    overrides: Overrides = ()
-    debug: Debug = False
-    trust_checkpoints: TrustCheckpoints = False
-    profile: ProfileFolder = None
 
 
 def main(argv: Sequence[str] | None = None) -> int:

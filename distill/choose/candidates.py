@@ -11,12 +11,12 @@ from pydantic import BeforeValidator, Field, model_validator
 from architectures.errors import UserError
 from architectures.families import FAMILIES
 from architectures.requested_shape import ArchitectureConfig, draft_shape, size, written_size
-from architectures.settings import MOST, Flag, Once, Section, flag_of
+from architectures.settings import MOST, Flag, Once, flag_of
 from architectures.shapes import Shape
 from architectures.vocabulary import VocabularyConfig, with_requested_head
 from distill.checkpoints.checkpoint_files import TrustCheckpoints
 from distill.distributed import Processes
-from distill.recipe.recipe import Debug, Overrides, Recipe, RecipeFile
+from distill.recipe.recipe import Recipe, RecipeSettings
 from distill.recipe.sections import Duration, split_time
 from distill.run import Run
 
@@ -37,12 +37,9 @@ WidthSize = Annotated[int | str, BeforeValidator(known_width, json_schema_input_
 Widths = Annotated[tuple[WidthSize, ...], Once, Flag(metavar="N|0.5x|all", absent="the recipe's")]
 
 
-class ChooseSettings(Section):
+class ChooseSettings(RecipeSettings):
     """Shapes to compare, and length of training."""
 
-    recipe: RecipeFile
-    overrides: Overrides = ()
-    debug: Debug = False
     trust_checkpoints: TrustCheckpoints = False
     processes: Processes = None
     layers: Annotated[tuple[Annotated[int, Field(ge=1, le=MOST)], ...], Flag(absent="1 2 3 4 6 8 12")] = Field(

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Protocol, TypeAlias, TypeVar, cast
+from typing import Annotated, Any, TypeAlias, TypeVar, cast
 
 import yaml
 from omegaconf import DictConfig, OmegaConf
@@ -31,6 +31,7 @@ from architectures.errors import UserError
 from architectures.files import read_text, write_text
 from architectures.requested_shape import ArchitectureConfig, TargetConfig
 from architectures.settings import Flag, Section, Seed, known_keys, nearest_key, schema_of, short
+from distill.checkpoints.checkpoint_files import TrustCheckpoints
 from distill.recipe.sections import DataConfig, DistillConfig, ExportConfig, TextConfig
 from distill.recipe.validate import validate
 from eval.config import EvalConfig, GenerateConfig
@@ -461,24 +462,21 @@ Debug = Annotated[
 ]
 
 
-class NamesRecipe(Protocol):
+class RecipeSettings(Section):
     """Settings of a command on a recipe."""
 
-    @property
-    def recipe(self) -> Path: ...
-
-    @property
-    def overrides(self) -> tuple[str, ...]: ...
-
-    @property
-    def debug(self) -> bool: ...
+    recipe: RecipeFile
+    overrides: Overrides = ()
+    debug: Debug = False
 
 
-ProfileFolder = Annotated[
-    Path | None,
-    Field(description="Profile a training step: trace and table."),
-    Flag(metavar="DIR"),
-]
+class TrainSettings(RecipeSettings):
+    """Settings of training: of `distill`, and of its processes."""
+
+    trust_checkpoints: TrustCheckpoints = False
+    profile: Annotated[Path | None, Flag(metavar="DIR")] = Field(
+        default=None, description="Profile a training step: trace and table."
+    )
 
 
 def require_profile_folder(folder: Path) -> None:
