@@ -40,7 +40,6 @@ from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from architectures.errors import UserError
-from architectures.pruning.importance import removable
 from architectures.requested_shape import MasksConfig
 from architectures.vocabulary_head import begin_unknown, with_unknown
 from distill.callbacks import EvaluationIntervals, GradientNorm, StepTimer, build_loggers, profiled_steps
@@ -193,10 +192,10 @@ def hooked(before: list[tuple[nn.Module, Any]], after: list[tuple[nn.Module, Any
     with ExitStack() as hooks:
         for part, hook in before:
             if hook not in part._forward_pre_hooks.values():  # noqa: SLF001
-                hooks.enter_context(removable(part.register_forward_pre_hook(hook)))
+                hooks.enter_context(part.register_forward_pre_hook(hook))
         for part, hook in after:
             if hook not in part._forward_hooks.values():  # noqa: SLF001
-                hooks.enter_context(removable(part.register_forward_hook(hook)))
+                hooks.enter_context(part.register_forward_hook(hook))
         yield
 
 

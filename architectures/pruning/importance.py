@@ -39,6 +39,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F  # noqa: N812 (as everyone calls it)
+from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
 
 from architectures.console import track
@@ -133,21 +134,21 @@ class Watch:
                 hooks.enter_context(self.behind(final_norm, ("final_norm", layers), self.add_read))
             yield
 
-    def before(self, name: str, place: tuple[str, int], add: Callable[[str, int, Tensor], None]) -> Any:
+    def before(self, name: str, place: tuple[str, int], add: Callable[[str, int, Tensor], None]) -> RemovableHandle:
 
         def hook(_: nn.Module, args: tuple[Any, ...]) -> None:
             if self.is_first(place):
                 add(*place, args[0])
 
-        return removable(self.model.get_submodule(name).register_forward_pre_hook(hook))
+        return self.model.get_submodule(name).register_forward_pre_hook(hook)
 
-    def behind(self, name: str, place: tuple[str, int], add: Callable[[str, int, Any], None]) -> Any:
+    def behind(self, name: str, place: tuple[str, int], add: Callable[[str, int, Any], None]) -> RemovableHandle:
 
         def hook(_module: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
             if self.is_first(place):
                 add(*place, output)
 
-        return removable(self.model.get_submodule(name).register_forward_hook(hook))
+        return self.model.get_submodule(name).register_forward_hook(hook)
 
     def add_stream(self, _: str, position: int, stream_BTH: Tensor) -> None:
         """Sum up 1 - cos between the stream here and one position earlier."""
@@ -214,14 +215,6 @@ def evaluating(model: nn.Module) -> Iterator[None]:
             module.training = mode
 
 
-@contextmanager
-def removable(handle: Any) -> Iterator[None]:
-    try:
-        yield
-    finally:
-        handle.remove()
-
-
 def activation_scores(
     model: PreTrainedModel,
     ids_ST: Tensor,
@@ -283,8 +276,7 @@ def influence_of_any(model: PreTrainedModel, ids_ST: Tensor) -> Tensor:
 
     with evaluating(model), torch.inference_mode(), ExitStack() as hooks:
         for layer, module in enumerate(layers):
-            hook = module.register_forward_hook(partial(compare, layer), with_kwargs=True)
-            hooks.enter_context(removable(hook))
+            hooks.enter_context(module.register_forward_hook(partial(compare, layer), with_kwargs=True))
         for ids_1T in track(ids_ST.to(model.device).split(1), description="Importance scores", total=len(ids_ST)):
             model(input_ids=ids_1T, use_cache=False)
     return torch.stack([sums[layer] for layer in range(len(layers))]) / len(ids_ST)
@@ -557,7 +549,7 @@ class LayerSearch:
 
         with ExitStack() as hooks:
             for layer in self.layers:
-                hooks.enter_context(removable(layer.register_forward_pre_hook(note, with_kwargs=True)))
+                hooks.enter_context(layer.register_forward_pre_hook(note, with_kwargs=True))
             exit_1TH = read_text(self.model, ids_1T)
         calls = [(args[1:], kwargs) for args, kwargs in noted]
         return Passage(entry=noted[0][0][0], calls=calls, exit=exit_1TH)

@@ -299,9 +299,9 @@ def masked(model: nn.Module, gates: Gates, shape: Shape) -> Iterator[None]:
         for name, (before, after) in factors(gates, shape).items():
             module = model.get_submodule(name)
             if before is not None:
-                hooks.callback(module.register_forward_pre_hook(multiply_input(before)).remove)
+                hooks.enter_context(module.register_forward_pre_hook(multiply_input(before)))
             if after is not None:
-                hooks.callback(module.register_forward_hook(multiply_output(after)).remove)
+                hooks.enter_context(module.register_forward_hook(multiply_output(after)))
         yield
 
 

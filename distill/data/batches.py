@@ -37,7 +37,6 @@ from transformers import PreTrainedModel
 
 from architectures.errors import UserError
 from architectures.families import FAMILIES
-from architectures.pruning.importance import removable
 from architectures.vocabulary import DraftVocabulary
 from eval.responses import Trace, continues
 
@@ -287,7 +286,7 @@ def texts_apart(lm: PreTrainedModel, positions_RW: Tensor) -> Iterator[None]:
     with ExitStack() as hooks:
         for layer in range(lm.config.num_hidden_layers):
             module = lm.get_submodule(f"{family.layer_prefix}{layer}")
-            hooks.enter_context(removable(module.register_forward_pre_hook(hand_over, with_kwargs=True)))
+            hooks.enter_context(module.register_forward_pre_hook(hand_over, with_kwargs=True))
         yield
 
 
