@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Annotated
 
 import torch
+from huggingface_hub import split_state_dict_into_shards_factory
 from pydantic import Field, TypeAdapter
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
@@ -281,27 +282,16 @@ def write_weights(
             f"{folder}: the weights need {format_bytes(total_bytes)}, the disk has {format_bytes(free_bytes)} "
             "free. Free disk space or choose another directory."
         )
-    shards = cut_into_shards(layout, max_shard_bytes)
-    count = len(shards)  # files are named as in transformers
-    names = [f"model-{number:05d}-of-{count:05d}.safetensors" for number in range(1, count + 1)]
-    names = [SINGLE_NAME] if count == 1 else names
-    for name, shard in zip(names, shards, strict=True):
-        write_shard({tensor: layout[tensor] for tensor in shard}, read, folder / name)
-    if count > 1:
-        weight_map = {tensor: name for name, shard in zip(names, shards, strict=True) for tensor in shard}
-        write_json({"metadata": {"total_size": total_bytes}, "weight_map": weight_map}, folder / INDEX_NAME)
-
-
-def cut_into_shards(layout: Mapping[str, TensorInfo], max_shard_bytes: int) -> list[list[str]]:
-    shards: list[list[str]] = [[]]
-    shard_bytes = 0
-    for name, info in layout.items():
-        if shards[-1] and shard_bytes + info.num_bytes > max_shard_bytes:
-            shards.append([])
-            shard_bytes = 0
-        shards[-1].append(name)
-        shard_bytes += info.num_bytes
-    return shards
+    split = split_state_dict_into_shards_factory(
+        dict(layout),
+        get_storage_size=lambda info: info.num_bytes,
+        filename_pattern="model{suffix}.safetensors",
+        max_shard_size=max_shard_bytes,
+    )
+    for name, tensors in split.filename_to_tensors.items():
+        write_shard({tensor: layout[tensor] for tensor in tensors}, read, folder / name)
+    if split.is_sharded:
+        write_json({"metadata": split.metadata, "weight_map": split.tensor_to_filename}, folder / INDEX_NAME)
 
 
 def write_shard(layout: Mapping[str, TensorInfo], read: Callable[[str], Tensor], file: Path) -> None:

@@ -11,7 +11,6 @@ from safetensors.torch import load_file, save_file
 from architectures import checkpoint as weights_module
 from architectures.checkpoint import (
     TensorInfo,
-    cut_into_shards,
     open_weights,
     require_replaceable,
     require_tensors,
@@ -68,12 +67,13 @@ def test_shards_come_with_an_index_that_transformers_follows(sharded):
         assert torch.equal(load_file(sharded / shard)[name], TENSORS[name])
 
 
-def test_a_shard_is_filled_to_its_limit_and_a_large_tensor_gets_its_own():
+@pytest.mark.parametrize(("limit", "shards"), [(16, ["ab", "c", "d"]), (15, ["a", "bd", "c"]), (1, [*"abcd"])])
+def test_a_shard_is_filled_to_its_limit_and_a_large_tensor_gets_its_own(tmp_path, limit, shards):
     layout = {name: TensorInfo(torch.float32, (size,)) for name, size in (("a", 2), ("b", 2), ("c", 9), ("d", 1))}
+    write_weights(layout, lambda name: torch.zeros(layout[name].size), tmp_path, max_shard_bytes=limit)
 
-    assert cut_into_shards(layout, 16) == [["a", "b"], ["c"], ["d"]]
-    assert cut_into_shards(layout, 15) == [["a"], ["b"], ["c"], ["d"]]
-    assert cut_into_shards(layout, 1) == [["a"], ["b"], ["c"], ["d"]]
+    written = ["".join(sorted(load_file(file))) for file in tmp_path.glob("*.safetensors")]
+    assert sorted(written) == shards
 
 
 @pytest.mark.parametrize("max_shard_bytes", [10**9, 64])
