@@ -118,32 +118,24 @@ class DistillModel(ComposerModel):
         return outputs / batch["keep"].sum().clamp(min=1)
 
     def eval_forward(self, batch: Batch, outputs: Tensor | None = None) -> list[Response]:  # noqa: ARG002
-        if isinstance(self.teacher, AbsentTeacher):
-            return self.eval_without_teacher(batch)
-        teacher, token_ids_A = self.rows_of(self.teacher, batch), batch["next_ids"][batch["keep"]]
-        assert isinstance(teacher, TeacherRows), "held-out responses are cached as hidden states"
+        token_ids_A, num_tokens_B = batch["next_ids"][batch["keep"]], batch["keep"].sum(dim=1).tolist()
         decoding = {"temperature": self.held_out.temperature, "top_p": self.held_out.top_p}
+        teacher = None if isinstance(self.teacher, AbsentTeacher) else self.rows_of(self.teacher, batch)
+        assert not isinstance(teacher, KeptEntries), "held-out responses are cached as hidden states"
 
         def of_rows(student_CK: Tensor, rows: slice) -> Tensor:
-            return quantities_of_rows(self.whole(student_CK), teacher.logits(rows), token_ids_A[rows], **decoding)
+            student_CV = self.whole(student_CK)
+            if teacher is None:
+                return own_acceptance_prob(student_CV, token_ids_A[rows], **decoding)
+            return quantities_of_rows(student_CV, teacher.logits(rows), token_ids_A[rows], **decoding)
 
         def measure(hidden_AH: Tensor, head: Head) -> Tensor:
             return map_rows(hidden_AH, head.narrowed(self.rows), of_rows, entries=self.vocab_size)
 
-        return responses_of(self.read(batch, measure), batch["keep"].sum(dim=1).tolist())
-
-    def eval_without_teacher(self, batch: Batch) -> list[Response]:
-        """Compute metrics without a teacher."""
-        token_ids_A, temperature = batch["next_ids"][batch["keep"]], self.held_out.temperature
-        decoding = {"temperature": temperature, "top_p": self.held_out.top_p}
-
-        def of_rows(student_CK: Tensor, rows: slice) -> Tensor:
-            return own_acceptance_prob(self.whole(student_CK), token_ids_A[rows], **decoding)
-
-        def measure(hidden_AH: Tensor, head: Head) -> Tensor:
-            return map_rows(hidden_AH, head.narrowed(self.rows), of_rows, entries=self.vocab_size)
-
-        return responses_only(self.read(batch, measure), batch["keep"].sum(dim=1).tolist(), temperature=temperature)
+        values = self.read(batch, measure)
+        if teacher is None:
+            return responses_only(values, num_tokens_B, temperature=self.held_out.temperature)
+        return responses_of(values, num_tokens_B)
 
     def whole(self, student_CK: Tensor) -> Tensor:
         """Return the student's logits_CV over all ids, -inf for those outside a reduced vocabulary."""
