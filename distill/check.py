@@ -171,8 +171,9 @@ def check_recipe(
     encode, engines = None, None
     if shapes is not None:
         encode = encoder_at_hand(run)
-        for rule in rules(recipe, shapes):
-            attempt(rule)
+        attempt_rules(recipe, shapes, attempt)
+        if recipe.distill.freeze_input_embeddings and shapes.draft.tied:
+            problems.append(TIED_AND_FROZEN)
         engines = attempt(engine_rows, recipe, shapes.draft, on_gpu=on_gpu)
     work = None if problems else attempt(expected_work, recipe, sources, counts, encode)
     if problems or shapes is None or work is None:
@@ -263,29 +264,24 @@ def reject_unrendered(run: Run, sources: Sequence[Rows | None], malformed: RowEr
     return bool(tokenizer.chat_template)
 
 
-def rules(recipe: Recipe, shapes: PlannedShapes) -> list[Callable[[], object]]:
-    """List checks that raise UserError for failures of later stages, some of them hours after the start."""
+def attempt_rules(recipe: Recipe, shapes: PlannedShapes, attempt: Callable[..., object]) -> None:
+    """Attempt checks that raise UserError for failures of later stages, some of them hours after the start."""
     target, draft, run, wanted = shapes.target, shapes.draft, Run.of(recipe), recipe.architecture
     held = {"dtype": recipe.target.dtype, "holding": recipe.target.holding}
     of_target, of_source = shapes.lengths
     lengths = {recipe.target.path: of_target}, {wanted.source or recipe.target.path: of_source}
-    found: list[Callable[[], object]] = [
-        partial(reject_unfit, recipe, target.family),
-        partial(reject_asked_cap, recipe.target.path, target, **held),
-        partial(reject_k_beyond, recipe.distill.teacher, vocab=target.vocab, rows=draft.head_rows),
-        partial(reject_long_texts, recipe, *lengths),
-        partial(reject_missing_packages, recipe),
-        partial(reject_impossible_ids, run, target.vocab),
-    ]
+    attempt(reject_unfit, recipe, target.family)
+    attempt(reject_asked_cap, recipe.target.path, target, **held)
+    attempt(reject_k_beyond, recipe.distill.teacher, vocab=target.vocab, rows=draft.head_rows)
+    attempt(reject_long_texts, recipe, *lengths)
+    attempt(reject_missing_packages, recipe)
+    attempt(reject_impossible_ids, run, target.vocab)
     if not Path(recipe.target.path).is_relative_to(recipe.run_dir):  # the tiny target of --debug has no weights yet
-        found.append(partial(reject_damaged, recipe.target.path, recipe.target.revision))
+        attempt(reject_damaged, recipe.target.path, recipe.target.revision)
         if wanted.source_at is not None:
-            found.append(partial(reject_damaged, *wanted.source_at, needs_tokenizer=False))
+            attempt(reject_damaged, *wanted.source_at, needs_tokenizer=False)
     if wanted.plan is None and wanted.source is None and not (run.scores.is_finished or run.init.is_finished):
-        found.append(partial(reject_orders, recipe.target.placement, needed_scores(shapes.source, wanted)))
-    if recipe.distill.freeze_input_embeddings and draft.tied:
-        found.append(partial(refuse, TIED_AND_FROZEN))
-    return found
+        attempt(reject_orders, recipe.target.placement, needed_scores(shapes.source, wanted))
 
 
 def reject_damaged(path: str, revision: str, *, needs_tokenizer: bool = True) -> None:
@@ -309,10 +305,6 @@ def reject_damaged(path: str, revision: str, *, needs_tokenizer: bool = True) ->
     else:
         for name in shard_names(folder):
             read_entries(folder / name)
-
-
-def refuse(message: str) -> None:
-    raise UserError(message)
 
 
 def reject_missing_packages(recipe: Recipe) -> None:
