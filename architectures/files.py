@@ -300,9 +300,9 @@ def read_json(path: Path, hint: str, *, most_mib: float | None = JSON_MIB) -> An
     return parse_json(read_text(path, hint=hint, most_mib=most_mib), str(path), hint)
 
 
-def read_json_object(path: Path, hint: str, *, most_mib: float | None = JSON_MIB) -> dict[str, Any]:
+def read_json_object(path: Path, hint: str) -> dict[str, Any]:
     """Read a JSON object from a file; raises as `read_json`, and for other JSON values."""
-    value = read_json(path, hint, most_mib=most_mib)
+    value = read_json(path, hint)
     if not isinstance(value, dict):
         raise UserError(f"{path}: is not a JSON object. {hint}")
     return value

@@ -32,7 +32,7 @@ from typing_extensions import TypedDict
 from architectures.console import track
 from architectures.errors import UserError
 from architectures.files import MIB, masked, read_json_object, read_text, require_regular, unreadable, write_json
-from architectures.target_files import SETTINGS_NAME, generation_identity
+from architectures.target_files import generation_identity
 
 MANIFEST_NAME = "manifest.json"
 PACKAGES = ("widedraft", "torch", "transformers", "mosaicml", "datasets", "tokenizers", "safetensors", "numpy")
@@ -304,8 +304,7 @@ def fingerprint_checkpoint(folder: Path) -> str:
             *(path.name for pattern in IDENTITY_PATTERNS for path in folder.glob(pattern)),
         }
     )
-    has_settings = any((folder / name).is_file() for name in (SETTINGS_NAME, "config.json"))
-    return fingerprint_of_files(folder, names, extra=generation_identity(folder) if has_settings else None)
+    return fingerprint_of_files(folder, names, extra=generation_identity(folder))
 
 
 def fingerprint_folder(folder: Path) -> str:

@@ -43,13 +43,13 @@ def stop_ids(folder: Path) -> frozenset[int]:
     return frozenset(eos if isinstance(eos, list) else [] if eos is None else [eos])
 
 
-def generation_identity(folder: Path) -> Values:
+def generation_identity(folder: Path) -> Values | None:
     """Return the generation settings that belong to a checkpoint's identity: all but ASSISTANT_KEYS.
 
-    Empty if there is neither generation_config.json nor config.json: such a directory is not a checkpoint.
+    None if there is neither generation_config.json nor config.json: such a directory is not a checkpoint.
     """
     if not any((folder / name).exists() for name in (SETTINGS_NAME, "config.json")):
-        return {}
+        return None
     return {key: value for key, value in read_generation_settings(folder).items() if key not in ASSISTANT_KEYS}
 
 

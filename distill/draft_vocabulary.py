@@ -167,25 +167,20 @@ class CountedResponse:
 COUNTED_RESPONSE = TypeAdapter(CountedResponse)
 
 
-def id_counts_in(folder: Path, name: str, *, most_tokens: int | None = None) -> IdCounts:
+def id_counts_in(folder: Path, name: str) -> IdCounts:
     """Count the token ids of responses by domain: the task of a prompt, else the file or data set it came from.
 
     Args:
         name: "train" or "eval".
-        most_tokens: Stop after the response that reaches this count.
 
     Raises:
         UserError: If responses are missing or damaged.
     """
     counts: IdCounts = {}
-    num_tokens = 0
     for where, line in shard_lines(folder, name):
-        if most_tokens is not None and num_tokens >= most_tokens:
-            break
         response = parsed(COUNTED_RESPONSE, line, where, REWRITTEN)
         domain = response.task or response.source.rpartition(":")[0] or response.source
         counts.setdefault(domain, Counter()).update(response.response_ids)
-        num_tokens += len(response.response_ids)
     return counts
 
 

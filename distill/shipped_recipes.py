@@ -24,7 +24,7 @@ from architectures.errors import UserError
 from architectures.manifest import read_sha256
 from architectures.requested_shape import ArchitectureConfig, draft_shape
 from architectures.settings import Flag, Section
-from architectures.shapes import NAMED_SHAPES, NamedShape, Shape
+from architectures.shapes import NAMED_SHAPES, Shape
 
 OPTIONS = ("--quiet", "--disable-pip-version-check", "--no-deps", "--require-hashes", "--retries=1", "--timeout=15")
 
@@ -122,16 +122,12 @@ def target_page(target: Shape, name: str) -> list[Block]:
     rows, refused = [row("target", "", target)], defaultdict[str, list[str]](list)
     for key, named in NAMED_SHAPES.items():
         try:
-            rows.append(cut_row(key, named, target))
+            rows.append(row(key, named.nominal, draft_shape(target, ArchitectureConfig(shape=key))))
         except UserError as error:
             refused[str(error).removeprefix(f"architecture.shape={key} ")].append(key)
     reasons = [f"{', '.join(keys)}: it {reason}" for reason, keys in refused.items()]
     cannot = [TableSection("Cannot be pruned from this target:", reasons)] if refused else []
     return [name, shapes_table(rows), *cannot, NOTES]
-
-
-def cut_row(key: str, named: NamedShape, target: Shape) -> tuple[str, ...]:
-    return row(key, named.nominal, draft_shape(target, ArchitectureConfig(shape=key)))
 
 
 def shapes_table(rows: Sequence[Sequence[str]]) -> Table:
