@@ -59,6 +59,14 @@ class Method(NamedTuple):
         return self.draft if self.kind == DRAFT else ", ".join(filter(None, (self.kind, self.draft)))
 
 
+class CountedSteps(NamedTuple):
+    """Verification steps, the tokens that they emitted, and accepted tokens by position, or only their sum."""
+
+    steps: int
+    emitted: int
+    accepted: tuple[int, ...]
+
+
 @dataclass(frozen=True)
 class TimedRun:
     """One group of prompts decoded together.
@@ -67,7 +75,7 @@ class TimedRun:
         prefill_s: Seconds to prefill; None if not measured separately.
         decode_s: Seconds from then to the last token of the last row; None if not measured separately.
         steps: Verification steps of every row; empty without a draft, or if unknown.
-        counted: An engine's number of verification steps, and of accepted tokens by position, or only their sum.
+        counted: By an engine; None if unknown.
         ttft_s: Seconds to the first token of every request; empty if not measured.
         tpot_s: Seconds per token after the first, of every request with several.
         responses: Token ids that an engine returned.
@@ -78,7 +86,7 @@ class TimedRun:
     prefill_s: float | None = None
     decode_s: float | None = None
     steps: tuple[tuple[VerificationStep, ...], ...] = ()
-    counted: tuple[int, tuple[int, ...]] | None = None
+    counted: CountedSteps | None = None
     ttft_s: tuple[float, ...] = ()
     tpot_s: tuple[float, ...] = ()
     responses: tuple[tuple[int, ...], ...] = ()
@@ -304,8 +312,9 @@ class MethodRow:
         decode_speedup: Without prefill; null if not measured separately.
         ttft_ms: Time to first token, median over requests.
         tpot_ms: Time per output token after the first, median over requests.
-        acceptance_length: Mean tokens per verification step; null for plain decoding.
-        accepted_by_position: Accepted tokens per verification step, by position; null if not reported.
+        acceptance_length: Mean tokens emitted per verification step; null for plain decoding.
+        accepted_by_position: Accepted tokens per verification step, by position; null if not reported. In vLLM they
+            include tokens accepted beyond the end of a text.
         replayed_by_position: The same, predicted by replay over an engine's greedy responses without a draft.
     """
 
@@ -377,7 +386,7 @@ def method_row(method: Method, runs: Runs, resampling: Resampling) -> MethodRow:
     assert whole is not None
     assert whole_plain is not None
     decode, decode_plain = columns(runs, method, "decode_s"), columns(runs, plain, "decode_s")
-    counted_steps, accepted = (0, ()) if method == plain else counts_of(method, own)
+    counted = CountedSteps(0, 0, ()) if method == plain else counts_of(method, own)
     return MethodRow(
         method=method.kind,
         draft=method.draft or None,
@@ -390,9 +399,9 @@ def method_row(method: Method, runs: Runs, resampling: Resampling) -> MethodRow:
         else paired_ratio_quotient(decode_plain, decode, resampling),
         ttft_ms=median_ms([seconds for run in own for seconds in run.ttft_s]),
         tpot_ms=median_ms([seconds for run in own for seconds in run.tpot_s]),
-        acceptance_length=1 + sum(accepted) / counted_steps if counted_steps else None,
-        accepted_by_position=tuple(count / counted_steps for count in accepted)
-        if counted_steps and len(accepted) == method.num_speculative_tokens
+        acceptance_length=counted.emitted / counted.steps if counted.steps else None,
+        accepted_by_position=tuple(count / counted.steps for count in counted.accepted)
+        if counted.steps and len(counted.accepted) == method.num_speculative_tokens
         else None,
         step_ms=step_parts(own) if steps else None,
     )
@@ -402,15 +411,18 @@ def median_ms(seconds: Sequence[float]) -> float | None:
     return 1000 * median(seconds) if seconds else None
 
 
-def counts_of(method: Method, runs: Sequence[TimedRun]) -> tuple[int, tuple[int, ...]]:
-    """Return the number of verification steps, and of accepted tokens by position, or only their sum."""
+def counts_of(method: Method, runs: Sequence[TimedRun]) -> CountedSteps:
+    """Sum the counts of several runs."""
     steps = [step.accepted for run in runs for row in run.steps for step in row]
     if steps:
         positions = range(max(method.num_speculative_tokens, *steps))
-        return len(steps), tuple(sum(accepted > position for accepted in steps) for position in positions)
+        by_position = tuple(sum(accepted > position for accepted in steps) for position in positions)
+        return CountedSteps(len(steps), len(steps) + sum(steps), by_position)
     counted = [run.counted for run in runs if run.counted is not None]
-    by_position = zip_longest(*(accepted for _, accepted in counted), fillvalue=0)
-    return sum(num_steps for num_steps, _ in counted), tuple(map(sum, by_position))
+    by_position = zip_longest(*(each.accepted for each in counted), fillvalue=0)
+    return CountedSteps(
+        sum(each.steps for each in counted), sum(each.emitted for each in counted), tuple(map(sum, by_position))
+    )
 
 
 def step_parts(runs: Sequence[TimedRun]) -> StepParts:

@@ -32,6 +32,7 @@ from eval.benchmark import (
     LOOKUP_FIRST,
     PLAIN,
     BenchmarkFile,
+    CountedSteps,
     Decode,
     Method,
     Prompts,
@@ -213,26 +214,37 @@ def decode(worker: WorkerProcess, setup: EngineSetup, prompts: Prompts, row_seed
     fields = sampling_fields(setup.sampling, no_top_k=0) | {"max_tokens": setup.max_new_tokens}
     sampling = [fields | {"seed": engine_seed(setup.seed, row)} for row in row_seeds]
     reply = worker.exchange({"prompts": [list(ids) for ids in prompts], "sampling": sampling})
-    responses, accepted = reply["ids"], reply["accepted"]
-    # Prefill gives each response its first token, and every step its accepted tokens and one more.
-    steps = sum(map(len, responses)) - len(prompts) - sum(accepted)
+    responses = reply["ids"]
     each = zip(responses, map(len, responses), reply["first_s"], reply["last_s"], strict=True)
-    return timed_run(reply["elapsed_s"], each, steps, accepted)
+    return timed_run(reply["elapsed_s"], each, reply["steps"], reply["accepted"])
 
 
 Streamed = tuple[Sequence[int], int, float, float]  # ids, number of tokens, seconds to the first and the last
 
 
-def timed_run(whole_s: float, streamed: Iterable[Streamed], steps: int, accepted: Sequence[int]) -> TimedRun:
-    """Return the figures of responses decoded at once, with their accepted tokens by position or only their sum."""
+def timed_run(
+    whole_s: float, streamed: Iterable[Streamed], steps: int, accepted: Sequence[int], *, prefill_gives_one: bool = True
+) -> TimedRun:
+    """Return the figures of responses decoded at once.
+
+    A step emits its accepted tokens and one more. Engines do not count steps of prompt lookup without a proposal, so
+    there may be more than counted; they cannot be fewer, though vLLM and llama.cpp also count tokens accepted beyond
+    the end of a text, whose positions are unknown.
+
+    Args:
+        steps: Counted by the engine.
+        accepted: By position, or only their sum.
+        prefill_gives_one: Whether the first token of each response is of no step.
+    """
     responses, counts, first_s, last_s = zip(*streamed, strict=True)
+    emitted = sum(counts) - len(counts) * prefill_gives_one
     per_token = zip(counts, first_s, last_s, strict=True)
     return TimedRun(
         sum(counts),
         whole_s,
         max(first_s),
         whole_s - max(first_s),
-        counted=(steps, tuple(accepted)),
+        counted=CountedSteps(max(steps, emitted - sum(accepted)), emitted, tuple(accepted)),
         ttft_s=first_s,
         tpot_s=tuple((last - first) / (count - 1) for count, first, last in per_token if count > 1),
         responses=tuple(map(tuple, responses)),
@@ -252,7 +264,7 @@ def decode_at(server: EngineServer, setup: EngineSetup, k: int, prompts: Prompts
         return timed_run(whole_s, streamed, 0, ())
     steps_after, after = server.counters()
     steps, by_position = steps_after - steps_before, after - before
-    counts = [count for _, count, _, _ in streamed]
+    counts, is_ours = [count for _, count, _, _ in streamed], server.engine == "widedraft"
     if (steps == 0 and max(counts) > 2) or max(by_position, default=0) >= k:
         raise UserError(
             f"--url: {server.url} counted {steps} verification steps with up to {max(by_position, default=-1) + 1} "
@@ -261,7 +273,7 @@ def decode_at(server: EngineServer, setup: EngineSetup, k: int, prompts: Prompts
         )
     is_sglang = server.engine == "sglang"  # counts steps only
     accepted = [sum(counts) - len(counts) - steps] if is_sglang else [by_position[place] for place in range(k)]
-    return timed_run(whole_s, streamed, steps, accepted)
+    return timed_run(whole_s, streamed, steps, accepted, prefill_gives_one=not is_ours)
 
 
 Replay = Callable[[Method, Prompts, Sequence[Sequence[int]]], tuple[float, ...] | None]

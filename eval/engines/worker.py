@@ -52,8 +52,9 @@ class ExternalEngine(Engine, Protocol):
         """Decode prompts of token ids at once, each with vLLM's sampling settings.
 
         Returns:
-            ids of each response; first_s and last_s, seconds until the first and last token of each; accepted, of the
-            draft or prompt lookup, by position or only their sum; the engine's counters.
+            ids of each response; first_s and last_s, seconds until the first and last token of each; steps, the
+            verification steps that are known to have proposed tokens; accepted, the tokens of the draft or prompt
+            lookup, by position or only their sum; the engine's counters.
         """
         ...
 
@@ -160,6 +161,7 @@ class VllmEngine:
         stats = [output.metrics for output in outputs]
         return {
             "ids": [list(output.outputs[0].token_ids) for output in outputs],
+            "steps": counters.get("drafts", 0),
             "accepted": counters.get("accepted_tokens_per_pos", []),
             "first_s": [each.first_token_latency for each in stats],
             "last_s": [each.first_token_latency + each.last_token_ts - each.first_token_ts for each in stats],
@@ -266,11 +268,21 @@ class LlamaServer:
         counters = {name: sum(each.get(name, 0) for each in timings) for name in ("draft_n", "draft_n_accepted")}
         return {
             "ids": [reply["tokens"] for reply in replies],
+            "steps": sum(map(self.num_steps, replies)),
             "accepted": [counters["draft_n_accepted"]],
             "first_s": [reply["elapsed_s"] - reply["timings"]["predicted_ms"] / 1000 for reply in replies],
             "last_s": [reply["elapsed_s"] for reply in replies],
             "counters": counters,
         }
+
+    def num_steps(self, reply: dict[str, Any]) -> int:
+        """Return the verification steps of a text: at least the tokens that were not accepted, which are one each.
+
+        The server also counts tokens accepted beyond a stop token, not beyond max_tokens; then the proposals tell more.
+        """
+        proposed, accepted = (reply["timings"].get(name, 0) for name in ("draft_n", "draft_n_accepted"))
+        longest = max(self.request["num_speculative_tokens"], (self.request.get("lookup") or {}).get("size_m", 0), 1)
+        return max(len(reply["tokens"]) - 1 - accepted, -(-proposed // longest))
 
     def features(self) -> dict[str, bool]:
         """Return what the server has used so far, by name."""
@@ -373,6 +385,7 @@ class OpenVinoPipeline:
         positions = range(self.request["num_speculative_tokens"])
         return {
             "ids": [list(output.tokens[0])],
+            "steps": len(accepted),
             "accepted": [sum(each > position for each in accepted) for position in positions],
             "first_s": [output.perf_metrics.get_ttft().mean / 1000],
             "last_s": [elapsed_s],

@@ -39,9 +39,10 @@ for line in sys.stdin:
     print(json.dumps({"engine": engine, "opened": opened, "asked": asked}), file=log, flush=True)
     count, k = len(asked["prompts"]), opened["num_speculative_tokens"]
     seconds = DRAFTED_S if opened["draft"] else 1.5 if opened["lookup"] else 2.0
-    accepted = ([3 * count, count] + [0] * k)[:k]
+    accepted = [count * each for each in (ACCEPTED + [0] * k)[:k]]
     responses = [RESPONSE] * (count - 1) + [RESPONSE if count == 1 else RESPONSE[:5]]
-    print(json.dumps({"ids": responses, "accepted": [sum(accepted)] if engine == "llama.cpp" else accepted,
+    accepted = [sum(accepted)] if engine == "llama.cpp" else accepted
+    print(json.dumps({"ids": responses, "steps": STEPS, "accepted": accepted,
                       "first_s": [0.1] * (count - 1) + [0.2], "last_s": [seconds - 0.1] * count,
                       "elapsed_s": seconds}), flush=True)
 """
@@ -52,11 +53,11 @@ RESPONSE = [40, 41, 42, 43, 44, 45, 46, 47, 48]
 def benchmarked(tmp_path, monkeypatch, target_folder):
     """benchmarked(engine, drafts, flags): what the command writes, and every message of the engine's log."""
 
-    def run(engine, *drafts, flags=(), response=RESPONSE, drafted_s=1.0):
+    def run(engine, *drafts, flags=(), response=RESPONSE, drafted_s=1.0, accepted=(3, 1), steps=0):
         log, out = tmp_path / "log", tmp_path / "out.json"
         script = tmp_path / "worker.py"
         given = STAND_IN.replace("LOG", repr(str(log))).replace("DRAFTED_S", str(drafted_s))
-        script.write_text(f"RESPONSE = {response}\n{given}")
+        script.write_text(f"RESPONSE, ACCEPTED, STEPS = {response}, {[*accepted]}, {steps}\n{given}")
         monkeypatch.setattr(worker_process, "WORKER", script)
         words = ["benchmark", "--engine", engine, "--python", sys.executable, "--target", target_folder, "--draft"]
         common = ["--num-prompts", 8, "--max-new-tokens", 9, "--dtype", "float32", "--out", out]
@@ -91,6 +92,23 @@ def test_vllm_decodes_plainly_with_each_draft_and_with_prompt_lookup(benchmarked
     longest = max(len(each["asked"]["prompts"][0]) for each in messages)
     assert sorted(each["max_model_len"] for each in opened) == [longest + 9 + k + 1 for k in (0, 3, 3)]
     assert len(messages) == 3 * (8 + 1)  # each prompt by each method, and one to warm up
+
+
+@pytest.mark.parametrize(
+    ("accepted", "steps", "length", "positions"),
+    [
+        ((4, 3, 3), 5, 8 / 5, (0.8, 0.6, 0.6)),  # more than the 8 tokens after the first: some are beyond the end
+        ((3, 1, 1), 4, 8 / 4, (0.75, 0.25, 0.25)),  # two beyond the end
+        ((2, 0, 0), 3, 8 / 6, (2 / 6, 0, 0)),  # of prompt lookup, with steps without a proposal
+    ],
+)
+def test_tokens_accepted_beyond_the_end_make_no_fewer_steps(
+    benchmarked, noisy_folder, accepted, steps, length, positions
+):
+    record, _ = benchmarked("vllm", noisy_folder, accepted=accepted, steps=steps)
+    for row in record.rows[1:]:
+        assert row.acceptance_length == pytest.approx(length)
+        assert row.accepted_by_position == pytest.approx(positions)
 
 
 def test_a_seed_belongs_to_a_prompt_and_sampling_reaches_the_engine(benchmarked, noisy_folder):
@@ -305,7 +323,8 @@ def test_vllms_statistics_and_counters_are_those_of_one_call(monkeypatch):
 
         def get_metrics(self):
             own = SimpleNamespace(name="vllm:spec_decode_num_accepted_tokens_per_pos", values=by_position)
-            return [own, SimpleNamespace(name="vllm:generation_tokens", value=9)]
+            drafts = SimpleNamespace(name="vllm:spec_decode_num_drafts", value=by_position[0] + 2)
+            return [own, drafts, SimpleNamespace(name="vllm:generation_tokens", value=9)]
 
     on_cpus = SimpleNamespace(current_platform=SimpleNamespace(is_cpu=lambda: True))
     monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(LLM=FakeLLM, SamplingParams=dict))
@@ -323,7 +342,8 @@ def test_vllms_statistics_and_counters_are_those_of_one_call(monkeypatch):
     }
     assert engine.decode_together([[1], [2, 3]], [{"seed": 7}, {"seed": 8}]) == {
         "ids": [[4, 5, 6], [7]],
-        "counters": {"accepted_tokens_per_pos": [4, 1]},
+        "counters": {"accepted_tokens_per_pos": [4, 1], "drafts": 4},
+        "steps": 4,
         "accepted": [4, 1],
         "first_s": [0.1, 0.3],
         "last_s": [pytest.approx(0.6), pytest.approx(0.8)],
@@ -337,15 +357,15 @@ def test_llama_cpp_requests_are_sent_at_once_and_timed_to_their_first_token():
         together.wait()
         time.sleep(0.06)
         assert (path, body["cache_prompt"], body["n_predict"]) == ("completion", False, 9)
-        return {
-            "tokens": [*body["prompt"], 1],
-            "timings": {"predicted_ms": 20.0, "draft_n_accepted": len(body["prompt"])},
-        }
+        drafted = {"draft_n": 6, "draft_n_accepted": len(body["prompt"])}
+        return {"tokens": [*body["prompt"], 1], "timings": {"predicted_ms": 20.0, **drafted}}
 
     server = worker.LlamaServer.__new__(worker.LlamaServer)
-    server.request, server.longest_prompt, server.cached_tokens, server.post = {}, 0, 0, post
+    server.request, server.post = {"num_speculative_tokens": 3}, post
+    server.longest_prompt = server.cached_tokens = 0
     decoded = server.decode_together([[5], [6, 7]], [{"max_tokens": 9, "temperature": 0}] * 2)
     assert (decoded["ids"], decoded["accepted"]) == ([[5, 1], [6, 7, 1]], [3])
+    assert decoded["steps"] == 2 + 2  # of 6 proposals each, though 0 of 1 and 0 of 2 tokens were not accepted
     spans = [last - first for first, last in zip(decoded["first_s"], decoded["last_s"], strict=True)]
     assert spans == pytest.approx([0.02, 0.02])
     assert min(decoded["first_s"]) >= 0.04
@@ -361,6 +381,7 @@ def test_openvinos_runs_of_the_target_give_positions(monkeypatch):
     monkeypatch.setattr(pipeline, "generate", lambda *_: time.sleep(0.01) or output)
     decoded = pipeline.decode_together([[1]], [{}])
     assert (decoded["ids"], decoded["accepted"], decoded["first_s"]) == ([[1, 2, 3]], [2, 1, 0], [0.25])
+    assert decoded["steps"] == 3
     assert decoded["last_s"][0] >= 0.01
 
 
