@@ -104,6 +104,15 @@ def open_llama_cpp(options: argparse.Namespace, tokens: int) -> Step:
     return step
 
 
+def seconds_per_pass(read: Callable[[int, int], object], tokens: int) -> float:
+    """Read a text of STEPS tokens, or a few more, `tokens` at a time by read(start, end)."""
+    starts = range(0, STEPS, tokens)
+    start_s = time.perf_counter()
+    for start in starts:
+        read(start, start + tokens)
+    return (time.perf_counter() - start_s) / len(starts)
+
+
 def open_openvino(options: argparse.Namespace, tokens: int) -> Step:
     import numpy as np
     import openvino
@@ -116,9 +125,8 @@ def open_openvino(options: argparse.Namespace, tokens: int) -> Step:
     def step(prompts: list[list[int]]) -> float:
         ids_1T = np.array([prompts[0] * STEPS], dtype=np.int64)
         request.reset_state()
-        start_s = time.perf_counter()
-        for start in range(0, STEPS, tokens):
-            end = start + tokens
+
+        def read(start: int, end: int) -> None:
             request.infer(
                 {
                     "input_ids": ids_1T[:, start:end],
@@ -127,7 +135,8 @@ def open_openvino(options: argparse.Namespace, tokens: int) -> Step:
                     "beam_idx": np.zeros(1, dtype=np.int32),
                 }
             )
-        return (time.perf_counter() - start_s) / -(-STEPS // tokens)
+
+        return seconds_per_pass(read, tokens)
 
     return step
 
@@ -142,10 +151,7 @@ def open_transformers(options: argparse.Namespace, tokens: int) -> Step:
     @torch.inference_mode()
     def step(prompts: list[list[int]]) -> float:
         cache, ids_1T = DynamicCache(config=model.config), torch.tensor([prompts[0] * STEPS])
-        start_s = time.perf_counter()
-        for start in range(0, STEPS, tokens):
-            model(ids_1T[:, start : start + tokens], past_key_values=cache)
-        return (time.perf_counter() - start_s) / -(-STEPS // tokens)
+        return seconds_per_pass(lambda start, end: model(ids_1T[:, start:end], past_key_values=cache), tokens)
 
     return step
 

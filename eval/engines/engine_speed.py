@@ -264,7 +264,7 @@ def decode_at(server: EngineServer, setup: EngineSetup, k: int, prompts: Prompts
         return timed_run(whole_s, streamed, 0, ())
     steps_after, after = server.counters()
     steps, by_position = steps_after - steps_before, after - before
-    counts, is_ours = [count for _, count, _, _ in streamed], server.engine == "widedraft"
+    counts = [count for _, count, _, _ in streamed]
     if (steps == 0 and max(counts) > 2) or max(by_position, default=0) >= k:
         raise UserError(
             f"--url: {server.url} counted {steps} verification steps with up to {max(by_position, default=-1) + 1} "
@@ -273,7 +273,7 @@ def decode_at(server: EngineServer, setup: EngineSetup, k: int, prompts: Prompts
         )
     is_sglang = server.engine == "sglang"  # counts steps only
     accepted = [sum(counts) - len(counts) - steps] if is_sglang else [by_position[place] for place in range(k)]
-    return timed_run(whole_s, streamed, steps, accepted, prefill_gives_one=not is_ours)
+    return timed_run(whole_s, streamed, steps, accepted, prefill_gives_one=server.engine != "widedraft")
 
 
 Replay = Callable[[Method, Prompts, Sequence[Sequence[int]]], tuple[float, ...] | None]
