@@ -15,7 +15,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import torch
 from transformers import PreTrainedModel
@@ -46,7 +46,8 @@ from eval.decoding.speculative import LookupFirst, NgramLookup
 from eval.engines.certificate import pooled
 from eval.engines.external_generate import EngineServer, engine_seed, sampling_fields
 from eval.engines.runs import OwnTokens, own_tokens, replay_text, require_engine_form
-from eval.engines.worker_process import WorkerProcess
+from eval.engines.worker import EngineRequest
+from eval.engines.worker_process import RemoteEngine, WorkerProcess
 from eval.large_targets import free_bytes
 from eval.models import load_model, require_same_tokenizer
 from eval.scorecard_schema import ModelIdentity
@@ -159,14 +160,13 @@ def opened(setup: EngineSetup, ks: Sequence[int]) -> Iterator[tuple[dict[Method,
         require_memory_for(setup, len(methods))
         assert setup.engine is not None
         assert setup.python is not None
-        workers: dict[Method, WorkerProcess] = {}
-        for method in methods:
-            print(f"{setup.engine}: opening {len(workers) + 1} of {len(methods)}, {method.label}", file=sys.stderr)
-            worker = WorkerProcess(setup.python, "benchmark", setup.engine, flag="--python")
+        decoders = {}
+        for number, method in enumerate(methods, start=1):
+            print(f"{setup.engine}: opening {number} of {len(methods)}, {method.label}", file=sys.stderr)
+            worker = WorkerProcess(setup.python, setup.engine, flag="--python")
             stack.callback(worker.close)
-            version = worker.exchange(request_of(setup, method, len(methods)))["version"]
-            workers[method] = worker
-        decoders = {method: partial(decode, worker, setup) for method, worker in workers.items()}
+            engine = worker.open(request_of(setup, method, len(methods)))
+            version, decoders[method] = engine.version, partial(decode, engine, setup)
         yield decoders, f"{setup.engine} {version}"
 
 
@@ -193,30 +193,30 @@ def lookup_settings(engine: str | None, method: Method, lookup_first: LookupFirs
     return vars(lookup_first) if method.kind == LOOKUP_FIRST else {}
 
 
-def request_of(setup: EngineSetup, method: Method, num_methods: int) -> dict[str, Any]:
+def request_of(setup: EngineSetup, method: Method, num_methods: int) -> EngineRequest:
     draft = setup.drafts.get(method.draft)
-    return {
-        "target": str(setup.target.resolve()),
-        "draft": None if draft is None else str(draft.resolve()),
-        "lookup": lookup_settings(setup.engine, method, setup.lookup_first),
-        "num_speculative_tokens": method.num_speculative_tokens,
-        "draft_p_min": setup.draft_p_min,
-        "max_model_len": setup.prompt_tokens + setup.max_new_tokens + method.num_speculative_tokens + 1,
-        "batch_size": setup.concurrency,
-        "dtype": setup.dtype,
-        "threads": setup.threads,
-        "draft_settings": {"use_heterogeneous_vocab": True} if method.draft in setup.own_tokenizer else {},
-        "engine_settings": {"gpu_memory_utilization": GPU_SHARE / num_methods},
-    }
+    return EngineRequest(
+        target=str(setup.target.resolve()),
+        draft=None if draft is None else str(draft.resolve()),
+        has_own_tokenizer=method.draft in setup.own_tokenizer,
+        lookup=lookup_settings(setup.engine, method, setup.lookup_first),
+        num_speculative_tokens=method.num_speculative_tokens,
+        draft_p_min=setup.draft_p_min,
+        max_model_len=setup.prompt_tokens + setup.max_new_tokens + method.num_speculative_tokens + 1,
+        concurrency=setup.concurrency,
+        dtype=setup.dtype,
+        threads=setup.threads,
+        engine_settings={"gpu_memory_utilization": GPU_SHARE / num_methods},
+    )
 
 
-def decode(worker: WorkerProcess, setup: EngineSetup, prompts: Prompts, row_seeds: Sequence[int]) -> TimedRun:
+def decode(engine: RemoteEngine, setup: EngineSetup, prompts: Prompts, row_seeds: Sequence[int]) -> TimedRun:
     fields = sampling_fields(setup.sampling, no_top_k=0) | {"max_tokens": setup.max_new_tokens}
     sampling = [fields | {"seed": engine_seed(setup.seed, row)} for row in row_seeds]
-    reply = worker.exchange({"prompts": [list(ids) for ids in prompts], "sampling": sampling})
-    responses = reply["ids"]
+    reply = engine.decode([list(ids) for ids in prompts], sampling)
+    responses, accepted = reply["ids"], reply["by_position"] or [reply["accepted"]]
     each = zip(responses, map(len, responses), reply["first_s"], reply["last_s"], strict=True)
-    return timed_run(reply["elapsed_s"], each, reply["steps"], reply["accepted"])
+    return timed_run(reply["elapsed_s"], each, reply["steps"], accepted)
 
 
 Streamed = tuple[Sequence[int], int, float, float]  # ids, number of tokens, seconds to the first and the last
@@ -302,7 +302,7 @@ def replay_with(target: Path, drafts: Mapping[str, Path], *, dtype: str) -> Repl
             return None
         model, own = loaded
         k = method.num_speculative_tokens
-        counted = pooled([replay_text(model, (*prompt, ids[0]), ids[1:], k, own) for prompt, ids in texts])
+        counted = pooled([replay_text(model, prompt, ids, k, own) for prompt, ids in texts])
         return tuple(count / counted.steps for count in counted.by_position or ())
 
     return predict

@@ -37,6 +37,7 @@ from eval.decoding.sampling import (
     seen_along,
     stream_seed,
 )
+from eval.engines.worker import EngineRequest
 from eval.engines.worker_process import EngineLostError, WorkerProcess
 from eval.lossless import shortfalls
 from eval.replay import response_logits
@@ -305,18 +306,23 @@ class OfflineVllm:
     def __init__(self, target: Path, config: GenerateConfig, share: Share, *, dtype: str, max_model_len: int):
         assert config.python is not None
         environment = worker_environment(share, config.tensor_parallel, os.environ, gpus=torch.cuda.device_count())
-        self.worker = WorkerProcess(config.python, "generate", flag="generate.python", environment=environment)
-        loaded = self.worker.exchange(
-            {
-                "model": str(target.resolve()),
-                "dtype": dtype,
-                "max_model_len": max_model_len,
-                "max_num_seqs": config.concurrency,
-                "tensor_parallel_size": config.tensor_parallel,
-                "gpu_memory_utilization": 0.7,  # the agreement check needs the rest
-            }
+        self.worker = WorkerProcess(config.python, "vllm", flag="generate.python", environment=environment)
+        settings = {
+            "tensor_parallel_size": config.tensor_parallel,
+            "gpu_memory_utilization": 0.7,  # the agreement check needs the rest
+            "generation_config": "vllm",  # ignores the checkpoint's sampling settings
+        }
+        self.engine = self.worker.open(
+            EngineRequest(
+                target=str(target.resolve()),
+                max_model_len=max_model_len,
+                dtype=dtype,
+                concurrency=config.concurrency,
+                as_served=True,
+                engine_settings=settings,
+            )
         )
-        self.name = f"vllm {loaded['version']}"
+        self.name = f"vllm {self.engine.version}"
 
     def generate(
         self, prompts: Sequence[Sequence[int]], seeds: Sequence[int], *, limits: Limits, sampling: Sampling
@@ -328,10 +334,8 @@ class OfflineVllm:
             "detokenize": False,
             **sampling_fields(sampling, no_top_k=0),
         }
-        replies = self.worker.exchange(
-            {"prompts": [list(ids) for ids in prompts], "seeds": list(seeds), "sampling": settings}
-        )
-        for ids, is_stopped in replies["responses"]:
+        reply: Any = self.engine.decode([list(ids) for ids in prompts], [settings | {"seed": seed} for seed in seeds])
+        for ids, is_stopped in zip(reply["ids"], reply["stopped"], strict=True):
             yield Decoded(tuple(ids), (), 0.0, 0.0, stopped=is_stopped)
 
     def close(self) -> None:

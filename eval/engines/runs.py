@@ -1,4 +1,4 @@
-"""Run engines on a request and record their counters; engines in other environments run a worker script there.
+"""Run an engine on a pair and check the laws of a certificate; most engines run in a worker's environment.
 
 transformers    runs in this process, and counts by step (below).
 vLLM            counts drafts, and accepted tokens by position.
@@ -19,113 +19,152 @@ step per text, which TOLERANCE allows for.
 """
 
 import json
+import random
+import sys
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
+import transformers
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.generation.candidate_generator import AssistedCandidateGenerator
 
+from architectures.compatibility import read_model
 from architectures.errors import UserError
 from architectures.hub import read_config
+from architectures.manifest import processor_name
 from architectures.vocabulary import CONFIG_KEY
-from eval.engines.certificate import Counted, Engine, EngineRun, Finding, TextPair, TextRun, pooled
-from eval.engines.worker_process import WorkerProcess
+from eval.chat import TEXT, render_prompt
+from eval.engines import worker
+from eval.engines.certificate import (
+    CertifySettings,
+    Counted,
+    Engine,
+    EngineRun,
+    Finding,
+    RunFacts,
+    TextPair,
+    TextRun,
+    pooled,
+)
+from eval.engines.worker import EngineRequest, Reply
 from eval.lossless import MIN_OWN_ACCEPTANCE, TIE_STEPS
-from eval.models import load_tokenizer
+from eval.models import load_model, load_tokenizer, stop_token_ids
+from eval.pair import prompts_of
+from eval.prompts import Prompt
 from eval.replay import replay_counts, response_logits
 
 
-def command_of(engine: Engine, request: dict[str, Any]) -> str:
-    k, threads, slots = request["num_speculative_tokens"], request.get("threads"), request.get("batch_size", 1)
+def facts_of(engine: Engine, version: str, request: EngineRequest, max_new_tokens: int) -> RunFacts:
+    files = f"{Path(request.target).stem} with {Path(str(request.draft)).stem}"  # llama.cpp's are in the files
+    return RunFacts(
+        engine=engine,
+        version=version,
+        command=command_of(engine, request),
+        dtype=files if engine == "llama.cpp" else request.dtype,
+        num_speculative_tokens=request.num_speculative_tokens,
+        max_new_tokens=max_new_tokens,
+    )
+
+
+def command_of(engine: Engine, request: EngineRequest) -> str:
+    k, slots, kwargs = request.num_speculative_tokens, request.concurrency, request.chat_template_kwargs
+    template = f", chat_template_kwargs={kwargs}" if kwargs else ""
     if engine == "transformers":
-        return f"generate(assistant_model=DRAFT, num_assistant_tokens={k}, do_sample=False)"
+        return f"generate(assistant_model=DRAFT, num_assistant_tokens={k}, do_sample=False){template}"
     if engine == "vllm":
-        config = {"method": "draft_model", "model": "DRAFT", "num_speculative_tokens": k}
-        eager = "" if request.get("as_served") else "enforce_eager=True, "
+        config: dict[str, Any] = {"method": "draft_model", "model": "DRAFT", "num_speculative_tokens": k}
+        own = {"use_heterogeneous_vocab": True} if request.has_own_tokenizer else {}
+        eager = "" if request.as_served else "enforce_eager=True, "
         return (
-            f"LLM(TARGET, dtype={request['dtype']!r}, max_model_len={request['max_model_len']}, max_num_seqs={slots}, "
-            f"{eager}speculative_config={json.dumps(config | request['draft_settings'])})"
+            f"LLM(TARGET, dtype={request.dtype!r}, max_model_len={request.max_model_len}, max_num_seqs={slots}, "
+            f"{eager}speculative_config={json.dumps(config | own)}){template}"
         )
     if engine == "llama.cpp":
-        target, draft = Path(request["target"]).name, Path(request["draft"]).name
-        unified = f" --kv-unified -c {request['cache_tokens']}" if request.get("as_served") else ""
+        target, draft = Path(request.target).name, Path(str(request.draft)).name
+        unified = f" --kv-unified -c {request.cache_tokens}" if request.as_served else ""
         return (
             f"llama-server -m {target} -md {draft} --spec-type draft-simple --spec-draft-n-max {k} "
-            f"--spec-draft-n-min 0 --spec-draft-p-min 0 -np {slots} -t {threads}{unified}"
+            f"--spec-draft-n-min 0 --spec-draft-p-min 0 -np {slots} -t {request.threads}{unified}{template}"
         )
     return (
         "LLMPipeline(TARGET, 'CPU', draft_model=draft_model(DRAFT, 'CPU'), scheduler_config=...), "
-        f"num_assistant_tokens={k}, assistant_confidence_threshold=0, INFERENCE_NUM_THREADS={threads}"
+        f"num_assistant_tokens={k}, assistant_confidence_threshold=0, INFERENCE_NUM_THREADS={request.threads}{template}"
     )
 
 
-def counts_of(engine: Engine, text: dict[str, Any], num_speculative_tokens: int) -> Counted:
-    if engine == "vllm":
-        counters = text["counters"]
-        return Counted(
-            steps=counters["drafts"],
-            proposed=counters["draft_tokens"],
-            accepted=counters["accepted_tokens"],
-            by_position=tuple(counters["accepted_tokens_per_pos"]),
-        )
-    if engine == "llama.cpp":
-        steps = len(text["ids"]) - 1 - text["accepted"]
-        return Counted(steps=steps, proposed=text["proposed"], accepted=text["accepted"])
-    if engine == "openvino":  # each step proposes k tokens, or those left before the text's last one
-        given = text["given"]
-        accepted = [tokens - 1 for tokens in given[1:]]
-        proposed = sum(min(num_speculative_tokens, sum(given[position:]) - 1) for position in range(1, len(given)))
-    else:
-        accepted, proposed = text["accepted"], sum(text["proposed"])
+def counted_by(reply: Reply) -> Counted:
+    positions = reply["by_position"]
     return Counted(
-        steps=len(accepted),
-        proposed=proposed,
-        accepted=sum(accepted),
-        by_position=tuple(sum(each > position for each in accepted) for position in range(num_speculative_tokens)),
+        steps=reply["steps"],
+        proposed=reply["proposed"],
+        accepted=reply["accepted"],
+        by_position=None if positions is None else tuple(positions),
     )
 
 
-def engine_run(engine: Engine, request: dict[str, Any], response: dict[str, Any]) -> EngineRun:
-    files = f"{Path(request['target']).stem} with {Path(request['draft']).stem}"  # llama.cpp's are in the files
-    k, kwargs = request["num_speculative_tokens"], request.get("chat_template_kwargs")
-    return EngineRun(
-        engine=engine,
-        version=response["version"],
-        command=command_of(engine, request) + (f", chat_template_kwargs={kwargs}" if kwargs else ""),
-        dtype=files if engine == "llama.cpp" else request["dtype"],
-        num_speculative_tokens=k,
-        max_new_tokens=request["max_new_tokens"],
-        own=pooled([counts_of(engine, text, k) for text in response["own"]]),
-        texts=tuple(
-            TextRun(
-                prompt_ids=tuple(text["plain"]["prompt_ids"]),
-                plain_ids=tuple(text["plain"]["ids"]),
-                drafted_ids=tuple(text["drafted"]["ids"]),
-                plain_s=text["plain"]["elapsed_s"],
-                drafted_s=text["drafted"]["elapsed_s"],
-                counted=counts_of(engine, text["drafted"], k),
-            )
-            for text in response["texts"]
-        ),
-    )
+class VersionedEngine(worker.Engine, Protocol):
+    """An engine, opened in this process or a worker."""
+
+    @property
+    def version(self) -> str: ...
 
 
-def run_external(engine: Engine, python: Path, request: dict[str, Any]) -> EngineRun:
-    """Decode every prompt in the engine's own environment, as eval.engines.worker.decode_all does.
+def run_pair(
+    engine: Engine,
+    open_engine: Callable[[EngineRequest], VersionedEngine],
+    request: EngineRequest,
+    prompts: Sequence[Any],
+    *,
+    max_new_tokens: int,
+    seed: int,
+) -> EngineRun:
+    """Decode each prompt greedily with and without the draft, after one untimed, and with the target as its own draft.
+
+    Args:
+        prompts: Conversations, or token ids for transformers.
+        seed: Of the order in which the two decode each prompt.
 
     Raises:
-        UserError: If there is no such Python, it lacks the engine, or the engine fails; with its last output.
+        UserError: If the engine fails; with its last output.
     """
-    with closing(WorkerProcess(python, "certify", engine, flag="--python")) as worker:
-        return engine_run(engine, request, worker.exchange(request))
+    sampling = [{"temperature": 0.0, "max_tokens": max_new_tokens}]
+    plain, drafted = engines = open_engine(replace(request, draft=None)), open_engine(request)
+    for each in engines:
+        each.decode(prompts[:1], sampling)
+    order, texts = random.Random(seed), list[TextRun]()  # noqa: S311  # not for security
+    for prompt in prompts:
+        replies = {each: each.decode([prompt], sampling) for each in order.sample(engines, 2)}
+        without, with_draft = replies[plain], replies[drafted]
+        texts.append(
+            TextRun(
+                prompt_ids=tuple(without["prompt_ids"][0]),
+                plain_ids=tuple(without["ids"][0]),
+                drafted_ids=tuple(with_draft["ids"][0]),
+                plain_s=without["elapsed_s"],
+                drafted_s=with_draft["elapsed_s"],
+                counted=counted_by(with_draft),
+            )
+        )
+        print(f"without and with the draft: {len(texts)} of {len(prompts)}", file=sys.stderr, flush=True)
+    for each in engines:
+        each.close()
+    itself = open_engine(replace(request, draft=request.target, has_own_tokenizer=False))
+    own = list[Counted]()
+    for prompt in prompts:
+        own.append(counted_by(itself.decode([prompt], sampling)))
+        print(f"with the target as draft: {len(own)} of {len(prompts)}", file=sys.stderr, flush=True)
+    itself.close()
+    facts = facts_of(engine, plain.version, request, max_new_tokens)
+    return EngineRun(**vars(facts), own=pooled(own), texts=tuple(texts))
 
 
 class AssistedGeneration:
@@ -133,37 +172,39 @@ class AssistedGeneration:
 
     Args:
         models: By the request's names of target and draft.
-        draft: Its name; None for plain decoding.
     """
 
-    def __init__(self, models: Mapping[str, PreTrainedModel], request: dict[str, Any], draft: str | None) -> None:
-        self.request, self.target = request, models[request["target"]]
-        self.draft = None if draft is None else models[draft]
+    version = transformers.__version__
 
-    def decode(self, prompt_ids: list[int]) -> dict[str, Any]:
-        """Generate one greedy text; returns its seconds, and proposed and accepted tokens per verification step."""
+    def __init__(self, models: Mapping[str, PreTrainedModel], request: EngineRequest) -> None:
+        self.k, self.target = request.num_speculative_tokens, models[request.target]
+        self.draft = None if request.draft is None else models[request.draft]
+
+    def decode(self, prompts: Sequence[list[int]], sampling: Sequence[Mapping[str, Any]]) -> Reply:
+        """Decode one prompt greedily."""
+        [prompt_ids], [limits] = prompts, sampling
         ids_BT = torch.tensor([prompt_ids], device=self.target.device)
         target: Any = self.target
-        settings: dict[str, Any] = {"do_sample": False, "max_new_tokens": self.request["max_new_tokens"]}
+        settings: dict[str, Any] = {"do_sample": False, "max_new_tokens": limits["max_tokens"]}
         if self.draft is not None:
             config: Any = self.draft.generation_config
-            config.num_assistant_tokens, config.num_assistant_tokens_schedule = (
-                self.request["num_speculative_tokens"],
-                "constant",
-            )
+            config.num_assistant_tokens, config.num_assistant_tokens_schedule = self.k, "constant"
             config.assistant_confidence_threshold = 0.0
             settings["assistant_model"] = self.draft
         with counted_steps() as (proposed, accepted):
             start_s = time.perf_counter()
             text_BT: Tensor = target.generate(ids_BT, attention_mask=torch.ones_like(ids_BT), **settings)
             elapsed_s = time.perf_counter() - start_s
-        ids = text_BT[0, len(prompt_ids) :].tolist()
         return {
-            "prompt_ids": prompt_ids,
-            "ids": ids,
+            "prompt_ids": [prompt_ids],
+            "ids": [text_BT[0, len(prompt_ids) :].tolist()],
+            "first_s": [],
+            "last_s": [elapsed_s],
             "elapsed_s": elapsed_s,
-            "proposed": proposed,
-            "accepted": accepted,
+            "steps": len(accepted),
+            "proposed": sum(proposed),
+            "accepted": sum(accepted),
+            "by_position": [sum(each > position for each in accepted) for position in range(self.k)],
         }
 
     def close(self) -> None:
@@ -218,19 +259,14 @@ def find(
         differing: Files that differ between draft and target: "tokenizer", "chat template".
         ties: Numbers of the prompts, from 1, whose texts first differ at a near-tie explained by rounding.
     """
-    num_texts, own = len(run.texts), run.own
+    own = run.own
     misread = [
         f"prompt {number} from token {index + 1}"
         for number, (text, ours) in enumerate(zip(run.texts, prompts, strict=True), start=1)
         if (index := first_difference(text.prompt_ids, ours)) is not None
     ]
-    parted = [number for number, text in enumerate(run.texts, start=1) if differs(text)]
-    changed = [number for number in parted if number not in ties]
-    counted = pooled([text.counted for text in run.texts])
-    worst = max(abs(a - b) for a, b in zip(rates(replay, counted), rates(counted, counted), strict=True))
-    positions = run.num_speculative_tokens if counted.by_position is None else 1  # positions covered by that one rate
     return [
-        enough(num_texts, run.max_new_tokens),
+        enough(len(run.texts), run.max_new_tokens),
         Finding(
             law="files", holds=not differing, detail=f"different from the target's: {', '.join(differing) or 'none'}"
         ),
@@ -240,18 +276,8 @@ def find(
             holds=own.accepted >= MIN_OWN_ACCEPTANCE * own.proposed > 0,
             detail=f"accepted {own.accepted} of {own.proposed} proposed tokens (required: {MIN_OWN_ACCEPTANCE:.0%})",
         ),
-        Finding(
-            law="same text",
-            holds=not changed,
-            detail=f"equal {num_texts - len(parted)} of {num_texts}, near-ties {len(parted) - len(changed)}, "
-            f"changed {len(changed)}" + (f", the first at prompt {changed[0]}" if changed else ""),
-        ),
-        Finding(
-            law="counts",
-            holds=worst <= TOLERANCE * positions,
-            detail=f"accepted {shown(counted)} in {counted.steps} steps, replay {shown(replay, like=counted)} in "
-            f"{replay.steps}; largest difference of a rate {worst:.3f} (allowed: {TOLERANCE * positions:g})",
-        ),
+        same_text("same text", run.texts, ties),
+        same_counts("counts", pooled([text.counted for text in run.texts]), replay),
     ]
 
 
@@ -263,18 +289,41 @@ def enough(num_prompts: int, max_new_tokens: int) -> Finding:
     )
 
 
-def rates(counted: Counted, like: Counted) -> list[float]:
-    """Return accepted tokens per step: by position if the engine reports them, otherwise in total."""
-    steps = max(counted.steps, 1)
-    if like.by_position is None or counted.by_position is None:
-        return [counted.accepted / steps]
-    return [accepted / steps for accepted in counted.by_position]
+def same_text(law: str, texts: Sequence[TextPair], ties: Collection[int]) -> Finding:
+    parted = [number for number, text in enumerate(texts, start=1) if differs(text)]
+    changed = [number for number in parted if number not in ties]
+    return Finding(
+        law=law,
+        holds=not changed,
+        detail=f"equal {len(texts) - len(parted)} of {len(texts)}, near-ties {len(parted) - len(changed)}, "
+        f"changed {len(changed)}" + (f", the first at prompt {changed[0]}" if changed else ""),
+    )
 
 
-def shown(counted: Counted, like: Counted | None = None) -> str:
-    if counted.by_position is None or (like is not None and like.by_position is None):
-        return str(counted.accepted)
-    return ", ".join(map(str, counted.by_position))
+def same_counts(law: str, counted: Counted, replay: Counted, tolerance: float = TOLERANCE) -> Finding:
+    """Compare accepted tokens per step: by position if the engine reports them, otherwise in total.
+
+    Args:
+        tolerance: Of the rate of each position.
+    """
+    positions, allowed = replay.by_position or (), tolerance
+    theirs, ours = [counted.accepted], [replay.accepted]
+    if counted.by_position is None:
+        allowed *= len(positions)
+    else:
+        theirs, ours = counted.by_position, positions
+    rates = (
+        (engine / max(counted.steps, 1), exact / max(replay.steps, 1))
+        for engine, exact in zip(theirs, ours, strict=True)
+    )
+    worst = max(abs(engine - exact) for engine, exact in rates)
+    return Finding(
+        law=law,
+        holds=worst <= allowed,
+        detail=f"accepted {', '.join(map(str, theirs))} in {counted.steps} steps, "
+        f"replay {', '.join(map(str, ours))} in {replay.steps}; largest difference of a rate {worst:.3f} "
+        f"(allowed: {allowed:.3g})",
+    )
 
 
 def differs(text: TextPair) -> bool:
@@ -284,6 +333,15 @@ def differs(text: TextPair) -> bool:
 def first_difference(some: Sequence[int], others: Sequence[int]) -> int | None:
     pairs = zip_longest(some, others)
     return next((index for index, (token, other) in enumerate(pairs) if token != other), None)
+
+
+def near_ties(target: Path, groups: Sequence[Sequence[TextPair]], dtype: str) -> list[list[int]]:
+    """Return find_ties of each group; the target is loaded only if any texts differ."""
+    if not any(differs(text) for texts in groups for text in texts):
+        return [[] for _ in groups]
+    model = load_model(target, dtype="float32")
+    stop_id = next(iter(sorted(stop_token_ids(model))), 0)
+    return [find_ties(model, texts, dtype, stop_id) for texts in groups]
 
 
 def find_ties(target: PreTrainedModel, texts: Sequence[TextPair], dtype: str, stop_id: int) -> list[int]:
@@ -355,21 +413,87 @@ def own_tokens(target: Path, draft: Path) -> OwnTokens | None:
     return OwnTokens({id_: own[text] for text, id_ in of_target.items() if text in own}, unknown)
 
 
+@dataclass(frozen=True)
+class Prepared:
+    """A pair to certify, with prompts, all raw text or none.
+
+    Attributes:
+        target: Its checkpoint directory, as of the draft.
+        ids: Of every prompt, rendered by the target's own tokenizer and template.
+        own: Token mapping of a draft with its own tokenizer.
+    """
+
+    settings: CertifySettings
+    target: Path
+    draft: Path
+    threads: int
+    prompts: list[Prompt]
+    ids: list[list[int]]
+    tokenizer: PreTrainedTokenizerBase
+    own: OwnTokens | None
+    chat_template_kwargs: dict[str, Any]
+    is_chat: bool
+
+    def request(self, max_model_len: int, **more: Any) -> EngineRequest:
+        return EngineRequest(
+            target=str((self.settings.target_file or self.target).absolute()),
+            draft=str((self.settings.draft_file or self.draft).absolute()),
+            has_own_tokenizer=self.own is not None,
+            num_speculative_tokens=self.settings.num_speculative_tokens,
+            max_model_len=max_model_len,
+            dtype=self.settings.dtype,
+            threads=self.threads,
+            **more,
+        )
+
+    def load_draft(self) -> PreTrainedModel:
+        """Load the draft for replay, in the engine's dtype; in float32 for llama.cpp, whose files have their own."""
+        return load_model(self.draft, dtype="float32" if self.settings.engine == "llama.cpp" else self.settings.dtype)
+
+    @property
+    def made(self) -> dict[str, Any]:
+        hardware = f"{processor_name()}, {self.threads} threads"
+        return {"hardware": hardware, "created": datetime.now(UTC).isoformat(timespec="seconds")}
+
+
+def prepared(settings: CertifySettings, target: Path, draft: Path, *, threads: int) -> Prepared:
+    """Raises UserError if the draft has a reduced vocabulary, or there are too few prompts."""
+    require_engine_form(draft)
+    kwargs = settings.chat_template_kwargs
+    if "chat_template_kwargs" not in settings.model_fields_set:
+        kwargs = read_model(str(draft)).chat_template_kwargs
+    prompts = prompts_of(settings.prompts, settings.num_prompts, kwargs)
+    raw = {prompt.messages[0]["role"] == TEXT for prompt in prompts}
+    if len(prompts) < MIN_PROMPTS or len(raw) > 1:
+        raise UserError(
+            f"--prompts: {MIN_PROMPTS} prompts are needed, either all or none raw text, got {len(prompts)}. Use others."
+        )
+    if any(prompt.tools for prompt in prompts):
+        raise UserError("--prompts: rows with tools are not supported by certify. Use others.")
+    tokenizer = load_tokenizer(target)
+    return Prepared(
+        settings=settings,
+        target=target,
+        draft=draft,
+        threads=threads,
+        prompts=prompts,
+        ids=[render_prompt(tokenizer, prompt) for prompt in prompts],
+        tokenizer=tokenizer,
+        own=own_tokens(target, draft),
+        chat_template_kwargs=dict(kwargs),
+        is_chat=bool(tokenizer.chat_template) and raw == {False},
+    )
+
+
 def replay_run(draft: PreTrainedModel, run: EngineRun, own: OwnTokens | None = None) -> list[Counted]:
     """Compute exact counts over every text that an engine generated without the draft.
 
     In greedy decoding a draft's token is accepted if it equals the text's, so the target is not needed: the text is
     the engine's, quantised or not.
     """
-    alone = int(run.engine not in PROPOSES_AT_ONCE)
+    prefilled = int(run.engine not in PROPOSES_AT_ONCE)
     return [
-        replay_text(
-            draft,
-            (*text.prompt_ids, *text.plain_ids[:alone]),
-            text.plain_ids[alone:],
-            run.num_speculative_tokens,
-            own,
-        )
+        replay_text(draft, text.prompt_ids, text.plain_ids, run.num_speculative_tokens, own, prefilled=prefilled)
         for text in run.texts
     ]
 
@@ -380,8 +504,15 @@ def replay_text(
     response: Sequence[int],
     num_speculative_tokens: int,
     own: OwnTokens | None,
+    *,
+    prefilled: int = 1,
 ) -> Counted:
-    """Compute counts of one text, which may be empty; integers, since every probability is 0 or 1."""
+    """Compute counts of one text, which may be empty; integers, since every probability is 0 or 1.
+
+    Args:
+        prefilled: First tokens of the text that prefill gave, without a step.
+    """
+    prompt, response = [*prompt, *response[:prefilled]], response[prefilled:]
     if not response:
         return Counted(steps=0, proposed=0, accepted=0, by_position=(0,) * num_speculative_tokens)
     wanted = response

@@ -1,15 +1,17 @@
-"""A process of eval/engines/worker.py in an engine's own environment, asked and answered in lines of JSON."""
+"""Engines of eval/engines/worker.py in a process of their own environment."""
 
 import json
 import subprocess
-import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import asdict, dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 from architectures.errors import UserError
+from eval.engines.worker import EngineRequest, Reply
 
 WORKER = Path(__file__).with_name("worker.py")
 EXIT_S = 20  # for a worker to exit by itself once its input has ended
@@ -21,10 +23,9 @@ class EngineLostError(UserError):
 
 
 class WorkerProcess:
-    """Subprocess of eval/engines/worker.py that replies to each line of JSON with one.
+    """Subprocess of eval/engines/worker.py.
 
     Args:
-        arguments: Of the worker: its command, and what that takes.
         flag: That `python` was given with, for errors.
 
     Raises:
@@ -32,13 +33,13 @@ class WorkerProcess:
     """
 
     def __init__(
-        self, python: Path | str, *arguments: str, flag: str, environment: Mapping[str, str] | None = None
+        self, python: Path | str, engine: str, *, flag: str, environment: Mapping[str, str] | None = None
     ) -> None:
-        self.python = str(python)
+        self.python, self.numbers = str(python), count()
         self.log = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115  # until close()
         try:
             self.process = subprocess.Popen(
-                [self.python, str(WORKER), *arguments],
+                [self.python, str(WORKER), engine],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self.log,
@@ -49,18 +50,19 @@ class WorkerProcess:
             self.log.close()
             raise UserError(f"{flag}: {self.python} could not be run ({error.strerror}).") from error
 
-    def exchange(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the reply to a message and print progress; EngineLostError with the last lines if it has exited."""
+    def open(self, request: EngineRequest) -> "RemoteEngine":
+        number = next(self.numbers)
+        return RemoteEngine(self, number, version=self.call(number, "open", asdict(request)))
+
+    def call(self, number: int, name: str, *arguments: Any) -> Any:
+        """Return what a call of an engine returns; EngineLostError with the last lines if the worker has exited."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         with suppress(OSError):  # an empty line detects a worker that has exited
-            self.process.stdin.write(json.dumps(message) + "\n")
+            self.process.stdin.write(json.dumps({"engine": number, "call": name, "arguments": arguments}) + "\n")
             self.process.stdin.flush()
-        while line := self.process.stdout.readline():
-            reply = json.loads(line)
-            if "progress" not in reply:
-                return reply
-            print(reply["progress"], file=sys.stderr, flush=True)
+        if line := self.process.stdout.readline():
+            return json.loads(line)
         self.log.seek(0)
         last = "\n".join(self.log.read().splitlines()[-LINES_SHOWN:])
         self.close()
@@ -78,3 +80,26 @@ class WorkerProcess:
         assert self.process.stdout is not None
         self.process.stdout.close()
         self.log.close()
+
+
+@dataclass(frozen=True)
+class RemoteEngine:
+    """An engine of a worker.
+
+    Attributes:
+        version: Of its package.
+    """
+
+    worker: WorkerProcess
+    number: int
+    version: str
+
+    def decode(self, prompts: Sequence[Any], sampling: Sequence[Mapping[str, Any]]) -> Reply:
+        return self.worker.call(self.number, "decode", prompts, sampling)
+
+    def features(self) -> dict[str, bool]:
+        """Return what the engine has used so far, by name."""
+        return self.worker.call(self.number, "features")
+
+    def close(self) -> None:
+        self.worker.call(self.number, "close")

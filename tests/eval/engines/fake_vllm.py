@@ -33,5 +33,11 @@ class LLM:
         for prompt, settings in zip(prompts, params, strict=True):
             ids = self.prepared["responses"][json.dumps(prompt["prompt_token_ids"])]
             reason = "stop" if ids[-1] in settings["stop_token_ids"] else "length"
-            responses.append(SimpleNamespace(outputs=[SimpleNamespace(token_ids=ids, finish_reason=reason)]))
+            text = SimpleNamespace(token_ids=ids, finish_reason=reason)
+            times = SimpleNamespace(first_token_latency=0.1, first_token_ts=1.0, last_token_ts=1.2)
+            prompt_ids = prompt["prompt_token_ids"]
+            responses.append(SimpleNamespace(prompt_token_ids=prompt_ids, outputs=[text], metrics=times))
         return responses
+
+    def get_metrics(self) -> list[Any]:
+        return []

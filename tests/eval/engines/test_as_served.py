@@ -9,7 +9,7 @@ import pytest
 
 import widedraft
 from eval.engines import worker_process
-from eval.engines.as_served import same_counts, same_texts, sampled_acceptance, served_length
+from eval.engines.as_served import part_counts, same_texts, sampled_acceptance, served_length
 from eval.engines.certificate import Counted, ServedPart, TextPair, read_certificates
 from tests.eval.conftest import with_noise
 
@@ -20,31 +20,32 @@ import torch
 from eval.engines.runs import replay_text
 from eval.models import load_model
 torch.set_num_threads(1)
-opened = json.loads(sys.stdin.readline())
-target = load_model(Path(opened["target"]), dtype="float32", device="cpu")
-draft = load_model(Path(opened["draft"]), dtype="float32", device="cpu") if opened["draft"] else None
-k, longest = opened["num_speculative_tokens"], 0
-print(json.dumps({"version": "0.1"}), flush=True)
 for line in sys.stdin:
-    asked = json.loads(line)
-    if not asked:
+    message = json.loads(line)
+    if message["call"] == "open":
+        [opened] = message["arguments"]
+        target = load_model(Path(opened["target"]), dtype="float32", device="cpu")
+        draft = load_model(Path(opened["draft"]), dtype="float32", device="cpu") if opened["draft"] else None
+        k, longest = opened["num_speculative_tokens"], 0
+        print(json.dumps("0.1"), flush=True)
+        continue
+    if message["call"] == "features":
         print(json.dumps({"chunked prefill": longest > 200, "CUDA graphs": False}), flush=True)
         continue
     ids, positions, steps = [], [0] * k, 0
-    for prompt, how in zip(asked["prompts"], asked["sampling"]):
+    for prompt, how in zip(*message["arguments"]):
         longest = max(longest, len(prompt))
         torch.manual_seed(how["seed"])
         out = target.generate(torch.tensor([prompt]), do_sample=how["temperature"] > 0, top_k=0, pad_token_id=2,
                               max_new_tokens=how["max_tokens"], eos_token_id=None)
         text = out[0, len(prompt):].tolist()
         if draft is not None:
-            counts = replay_text(draft, [*prompt, text[0]], text[1:], k, None)
+            counts = replay_text(draft, prompt, text, k, None)
             steps += counts.steps
             positions = [a + b for a, b in zip(positions, counts.by_position)]
         ids.append(text)
-    counters = {"drafts": steps, "draft_tokens": steps * k, "accepted_tokens": sum(positions),
-                "accepted_tokens_per_pos": positions} if draft else {}
-    print(json.dumps({"ids": ids, "counters": counters}), flush=True)
+    print(json.dumps({"ids": ids, "steps": steps, "proposed": steps * k, "accepted": sum(positions),
+                      "by_position": positions if draft else None}), flush=True)
 """
 
 
@@ -104,8 +105,8 @@ def test_one_step_of_each_text_may_be_counted_differently(lost, holds):
     counted = replace(replay, by_position=(400 - lost, 150, 50))
     text = TextPair(prompt_ids=(1,), plain_ids=(1,), drafted_ids=(1,))
     part = ServedPart(name="short", texts=(text,) * 24, counted=counted, replay=replay)
-    assert same_counts(part).holds == holds
-    assert not same_counts(
+    assert part_counts(part).holds == holds
+    assert not part_counts(
         replace(part, counted=replace(counted, steps=0, by_position=None))
     ).holds  # the engine did not draft
 

@@ -31,21 +31,25 @@ from tests.eval.test_http_server import served as served_here
 
 STAND_IN = """
 import json, sys
-engine, log = sys.argv[2], open(LOG, "a")
-opened = json.loads(sys.stdin.readline())
-print(json.dumps({"version": "0.1"}), flush=True)
+engine, log = sys.argv[1], open(LOG, "a")
 for line in sys.stdin:
-    asked = json.loads(line)
+    message = json.loads(line)
+    if message["call"] == "open":
+        [opened] = message["arguments"]
+        print(json.dumps("0.1"), flush=True)
+        continue
+    asked = dict(zip(("prompts", "sampling"), message["arguments"]))
     print(json.dumps({"engine": engine, "opened": opened, "asked": asked}), file=log, flush=True)
     count, k = len(asked["prompts"]), opened["num_speculative_tokens"]
     seconds = DRAFTED_S if opened["draft"] else 1.5 if opened["lookup"] else 2.0
     accepted = [count * each for each in (ACCEPTED + [0] * k)[:k]]
     responses = [RESPONSE] * (count - 1) + [RESPONSE if count == 1 else RESPONSE[:5]]
-    accepted = [sum(accepted)] if engine == "llama.cpp" else accepted
-    print(json.dumps({"ids": responses, "steps": STEPS, "accepted": accepted,
+    positions = None if engine == "llama.cpp" else accepted
+    print(json.dumps({"ids": responses, "steps": STEPS, "accepted": sum(accepted), "by_position": positions,
                       "first_s": [0.1] * (count - 1) + [0.2], "last_s": [seconds - 0.1] * count,
                       "elapsed_s": seconds}), flush=True)
 """
+CONVERSATION = [{"role": "user", "content": "hi"}]
 RESPONSE = [40, 41, 42, 43, 44, 45, 46, 47, 48]
 
 
@@ -88,7 +92,7 @@ def test_vllm_decodes_plainly_with_each_draft_and_with_prompt_lookup(benchmarked
         (str(noisy_folder.resolve()), []),
     ]
     assert all(each["engine_settings"] == {"gpu_memory_utilization": 0.3} for each in opened)
-    assert all(each["draft_settings"] == {} for each in opened)
+    assert not any(each["has_own_tokenizer"] for each in opened)
     longest = max(len(each["asked"]["prompts"][0]) for each in messages)
     assert sorted(each["max_model_len"] for each in opened) == [longest + 9 + k + 1 for k in (0, 3, 3)]
     assert len(messages) == 3 * (8 + 1)  # each prompt by each method, and one to warm up
@@ -134,7 +138,7 @@ def test_every_concurrency_has_its_own_plain_decoding_and_intervals(benchmarked,
     assert [row.speedup.value for row in record.rows if row.method == DRAFT] == [2.0, 2.0]
     assert all(row.speedup.interval for row in record.rows)
     assert [row.concurrency for row in record.best if row.over == PLAIN and row.method == DRAFT] == [1, 2]
-    assert {each["opened"]["batch_size"] for each in messages} == {2}
+    assert {each["opened"]["concurrency"] for each in messages} == {2}
     [two] = [row for row in record.rows if (row.concurrency, row.method) == (2, DRAFT)]
     assert two.acceptance_length == 3.0  # 14 tokens, 2 of prefill, 8 accepted: 4 steps
     assert two.decode_speedup is not None
@@ -176,8 +180,7 @@ def test_replay_reads_the_greedy_responses_without_a_draft(
 def test_a_draft_with_its_own_tokenizer_is_mapped_and_replayed(benchmarked, small_head_folder, tmp_path, capsys):
     convert_draft(small_head_folder, tmp_path / "own", "own-tokenizer")
     record, messages = benchmarked("vllm", tmp_path / "own")
-    mapped = {json.dumps(each["opened"]["draft_settings"]) for each in messages if each["opened"]["draft"]}
-    assert mapped == {'{"use_heterogeneous_vocab": true}'}
+    assert {each["opened"]["has_own_tokenizer"] for each in messages if each["opened"]["draft"]} == {True}
     assert '"use_heterogeneous_vocab": true' in capsys.readouterr().out
     assert record.rows[1].replayed_by_position is not None
 
@@ -278,18 +281,20 @@ def test_what_an_engine_does_not_take_is_rejected(target_folder, noisy_folder, c
     assert named in capsys.readouterr().err
 
 
-def test_the_worker_times_the_prompts_of_each_line_and_keeps_prints_apart():
+def test_a_worker_has_several_engines_and_keeps_prints_apart():
     program = (
-        "import sys; import worker\n"
+        "import worker\n"
         "class Fake:\n"
-        "    def __init__(self, request, draft): self.draft = draft\n"
-        "    def decode_together(self, prompts, sampling):\n"
-        "        print('noise'); worker.time.sleep(0.02); return {'tokens': len(prompts), 'draft': self.draft}\n"
-        "    def close(self): pass\n"
+        "    def __init__(self, request): self.request = request\n"
+        "    def decode(self, prompts, sampling): print('noise'); return [self.request.draft, prompts, sampling]\n"
+        "    def features(self): return {'of': self.request.draft}\n"
+        "    def close(self): print('closed', self.request.draft)\n"
         "worker.ENGINES['vllm'] = (Fake, 'pytest'); worker.package_version = lambda package: '7'\n"
-        "worker.main('benchmark', 'vllm')\n"
+        "worker.main('vllm')\n"
     )
-    lines = [{"draft": "D"}, {"prompts": [[1], [2]], "sampling": [{}, {}]}]
+    one, two = ({"target": "T", "max_model_len": 9, "dtype": "float32", "draft": draft} for draft in "DE")
+    calls = [(0, "open", one), (1, "open", two), (0, "decode", [[1], [2]], [{}, {}]), (0, "close"), (1, "features")]
+    lines = [{"engine": engine, "call": call, "arguments": arguments} for engine, call, *arguments in calls]
     done = subprocess.run(
         [sys.executable, "-c", program],
         input="".join(json.dumps(line) + "\n" for line in lines),
@@ -298,56 +303,94 @@ def test_the_worker_times_the_prompts_of_each_line_and_keeps_prints_apart():
         text=True,
         check=True,
     )
-    opened, decoded = map(json.loads, done.stdout.splitlines())
-    assert opened == {"version": "7"}
-    assert (decoded["tokens"], decoded["draft"]) == (2, "D")
-    assert decoded["elapsed_s"] >= 0.02
+    replies = ["7", "7", ["D", [[1], [2]], [{}, {}]], None, {"of": "E"}]
+    assert [json.loads(line) for line in done.stdout.splitlines()] == replies
+    assert done.stderr.split() == ["noise", "closed", "D", "closed", "E"]  # the last with the end of its input
+
+
+def opened(**changes):
+    return worker.EngineRequest(**{"target": "T", "dtype": "float32", "max_model_len": 64} | changes)
 
 
 def test_vllms_statistics_and_counters_are_those_of_one_call(monkeypatch):
     by_position = [5, 3]  # before
 
     class FakeLLM:
-        def __init__(self, _target, **settings):
+        def __init__(self, **settings):
             self.settings = settings
 
         def generate(self, prompts, params, *, use_tqdm):
-            assert [each["prompt_token_ids"] for each in prompts] == [[1], [2, 3]]
+            assert prompts == [{"prompt_token_ids": ids} for ids in ([1], [2, 3])]
             assert [each["seed"] for each in params] == [7, 8]
-            by_position[:] = [9, 4]
+            return self.respond([1], [2, 3])
+
+        def chat(self, conversations, params, *, use_tqdm, chat_template_kwargs):
+            assert (conversations, chat_template_kwargs) == ([CONVERSATION] * 2, {"x": 1})
+            return self.respond([5], [5, 6])
+
+        def respond(self, *prompts):
+            by_position[:] = [by_position[0] + 4, by_position[1] + 1]
             stats = [
                 SimpleNamespace(first_token_latency=t, first_token_ts=100.0, last_token_ts=100.5) for t in (0.1, 0.3)
             ]
-            texts = [SimpleNamespace(token_ids=ids) for ids in ([4, 5, 6], [7])]
-            return [SimpleNamespace(outputs=[text], metrics=each) for text, each in zip(texts, stats, strict=True)]
+            texts = [
+                SimpleNamespace(token_ids=ids, finish_reason=why) for ids, why in (([4, 5, 6], "length"), ([7], "stop"))
+            ]
+            return [
+                SimpleNamespace(prompt_token_ids=prompt, outputs=[text], metrics=each)
+                for prompt, text, each in zip(prompts, texts, stats, strict=True)
+            ]
 
         def get_metrics(self):
-            own = SimpleNamespace(name="vllm:spec_decode_num_accepted_tokens_per_pos", values=by_position)
-            drafts = SimpleNamespace(name="vllm:spec_decode_num_drafts", value=by_position[0] + 2)
-            return [own, drafts, SimpleNamespace(name="vllm:generation_tokens", value=9)]
+            prefix = "vllm:spec_decode_num"
+            counts = {
+                "drafts": by_position[0] + 2,
+                "draft_tokens": 2 * by_position[0],
+                "accepted_tokens": sum(by_position),
+            }
+            return [
+                SimpleNamespace(name=f"{prefix}_accepted_tokens_per_pos", values=by_position),
+                *(SimpleNamespace(name=f"{prefix}_{name}", value=value) for name, value in counts.items()),
+                SimpleNamespace(name="vllm:generation_tokens", value=9),
+            ]
 
     on_cpus = SimpleNamespace(current_platform=SimpleNamespace(is_cpu=lambda: True))
     monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(LLM=FakeLLM, SamplingParams=dict))
     monkeypatch.setitem(sys.modules, "vllm.platforms", on_cpus)
     monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "1")
-    request = {"target": "T", "draft": "D", "dtype": "float32", "max_model_len": 64, "num_speculative_tokens": 2}
-    engine = worker.VllmEngine({**request, "batch_size": 2, "draft_settings": {"x": 1}, "engine_settings": {}}, "D")
+    how = {"draft": "D", "num_speculative_tokens": 2, "concurrency": 2, "has_own_tokenizer": True}
+    engine = worker.VllmEngine(opened(**how, is_chat=True, chat_template_kwargs={"x": 1}))
     assert engine.engine.settings["max_num_seqs"] == 2
     assert engine.engine.settings["enable_prefix_caching"] is False
+    assert engine.engine.settings["enforce_eager"] is True
     assert engine.engine.settings["speculative_config"] == {
         "method": "draft_model",
         "model": "D",
         "num_speculative_tokens": 2,
-        "x": 1,
+        "use_heterogeneous_vocab": True,
     }
-    assert engine.decode_together([[1], [2, 3]], [{"seed": 7}, {"seed": 8}]) == {
+    decoded = engine.decode([[1], [2, 3]], [{"seed": 7}, {"seed": 8}])
+    assert decoded["elapsed_s"] >= 0
+    assert {name: value for name, value in decoded.items() if name != "elapsed_s"} == {
+        "prompt_ids": [[1], [2, 3]],
         "ids": [[4, 5, 6], [7]],
-        "counters": {"accepted_tokens_per_pos": [4, 1], "drafts": 4},
+        "stopped": [False, True],
         "steps": 4,
-        "accepted": [4, 1],
+        "proposed": 8,
+        "accepted": 5,
+        "by_position": [4, 1],
         "first_s": [0.1, 0.3],
         "last_s": [pytest.approx(0.6), pytest.approx(0.8)],
     }
+    rendered = engine.decode([CONVERSATION] * 2, [{}, {}])
+    assert (rendered["prompt_ids"], rendered["steps"]) == ([[5], [5, 6]], 4)
+    plain = worker.VllmEngine(opened(as_served=True, lookup={"prompt_lookup_max": 3}, num_speculative_tokens=4))
+    assert plain.engine.settings["speculative_config"] == {
+        "method": "ngram",
+        "num_speculative_tokens": 4,
+        "prompt_lookup_max": 3,
+    }
+    assert {"enable_prefix_caching", "enforce_eager"}.isdisjoint(plain.engine.settings)
 
 
 def test_llama_cpp_requests_are_sent_at_once_and_timed_to_their_first_token():
@@ -361,28 +404,60 @@ def test_llama_cpp_requests_are_sent_at_once_and_timed_to_their_first_token():
         return {"tokens": [*body["prompt"], 1], "timings": {"predicted_ms": 20.0, **drafted}}
 
     server = worker.LlamaServer.__new__(worker.LlamaServer)
-    server.request, server.post = {"num_speculative_tokens": 3}, post
+    server.request, server.post = opened(num_speculative_tokens=3), post
     server.longest_prompt = server.cached_tokens = 0
-    decoded = server.decode_together([[5], [6, 7]], [{"max_tokens": 9, "temperature": 0}] * 2)
-    assert (decoded["ids"], decoded["accepted"]) == ([[5, 1], [6, 7, 1]], [3])
+    decoded = server.decode([[5], [6, 7]], [{"max_tokens": 9, "temperature": 0}] * 2)
+    assert (decoded["prompt_ids"], decoded["ids"]) == ([[5], [6, 7]], [[5, 1], [6, 7, 1]])
+    assert (decoded["proposed"], decoded["accepted"], decoded["by_position"]) == (12, 3, None)
     assert decoded["steps"] == 2 + 2  # of 6 proposals each, though 0 of 1 and 0 of 2 tokens were not accepted
     spans = [last - first for first, last in zip(decoded["first_s"], decoded["last_s"], strict=True)]
     assert spans == pytest.approx([0.02, 0.02])
     assert min(decoded["first_s"]) >= 0.04
+    assert decoded["elapsed_s"] >= 0.06
 
 
-def test_openvinos_runs_of_the_target_give_positions(monkeypatch):
+@pytest.mark.parametrize("is_chat", [True, False])
+def test_llama_cpp_renders_conversations_with_its_own_template(is_chat):
+    def post(path, body):
+        if path == "apply-template":
+            assert (body["messages"], body["chat_template_kwargs"]) == (CONVERSATION, {"x": 1})
+            return {"prompt": "<hi>"}
+        if path == "tokenize":
+            assert body["content"] == ("<hi>" if is_chat else "hi")
+            return {"tokens": [8, 9]}
+        assert body["prompt"] == [8, 9]
+        timings = {"predicted_ms": 1.0, "draft_n": 5, "draft_n_accepted": 2}
+        return {"tokens": [3, 4, 5, 6], "timings": timings}
+
+    server = worker.LlamaServer.__new__(worker.LlamaServer)
+    server.request = opened(num_speculative_tokens=3, is_chat=is_chat, chat_template_kwargs={"x": 1})
+    server.longest_prompt, server.cached_tokens, server.post = 0, 0, post
+    decoded = server.decode([CONVERSATION], [{"max_tokens": 4, "temperature": 0}])
+    assert (decoded["prompt_ids"], decoded["steps"]) == ([[8, 9]], 2)  # of 5 proposals, at most 3 each
+
+
+@pytest.mark.parametrize(
+    ("sizes", "k", "proposed", "by_position"),
+    [
+        ([6, 3, 1, 2], 3, 6, [2, 1, 0]),
+        ([1, 3, 1, 1], 2, 3, [1, 1]),  # the prompt's token; two accepted, none, and none with room for none
+        ([1, 3, 2], 2, 3, [2, 1]),  # the last step has room for one proposal
+    ],
+)
+def test_openvinos_runs_of_the_target_give_positions(monkeypatch, sizes, k, proposed, by_position):
     ttft = SimpleNamespace(get_ttft=lambda: SimpleNamespace(mean=250.0))
-    raw = SimpleNamespace(m_batch_sizes=[6, 3, 1, 2])  # the prompt's, then accepted tokens and one more
+    raw = SimpleNamespace(m_batch_sizes=sizes)  # the prompt's, then accepted tokens and one more
     metrics = SimpleNamespace(main_model_metrics=SimpleNamespace(raw_metrics=raw))
     output = SimpleNamespace(tokens=[[1, 2, 3]], perf_metrics=ttft, extended_perf_metrics=metrics)
     pipeline = worker.OpenVinoPipeline.__new__(worker.OpenVinoPipeline)
-    pipeline.request, pipeline.has_draft = {"num_speculative_tokens": 3}, True
+    pipeline.request = opened(num_speculative_tokens=k, draft="D")
     monkeypatch.setattr(pipeline, "generate", lambda *_: time.sleep(0.01) or output)
-    decoded = pipeline.decode_together([[1]], [{}])
-    assert (decoded["ids"], decoded["accepted"], decoded["first_s"]) == ([[1, 2, 3]], [2, 1, 0], [0.25])
-    assert decoded["steps"] == 3
-    assert decoded["last_s"][0] >= 0.01
+    decoded = pipeline.decode([[1]], [{}])
+    assert (decoded["ids"], decoded["by_position"], decoded["first_s"]) == ([[1, 2, 3]], by_position, [0.25])
+    assert (decoded["steps"], decoded["proposed"]) == (len(sizes) - 1, proposed)
+    assert decoded["accepted"] == sum(by_position)
+    assert decoded["last_s"] == [decoded["elapsed_s"]]
+    assert decoded["elapsed_s"] >= 0.01
 
 
 def test_the_serving_command_is_of_the_fastest_method_that_is_decided(benchmarked, noisy_folder):

@@ -3,97 +3,97 @@
 import ast
 import json
 import sys
-from typing import ClassVar
+from contextlib import closing
+from typing import Any, ClassVar
 
 import pytest
 
 from eval.engines import worker, worker_process
-from eval.engines.runs import Counted, run_external
-from eval.engines.worker_process import WORKER
+from eval.engines.certificate import Counted
+from eval.engines.runs import run_pair
+from eval.engines.worker_process import WORKER, WorkerProcess
 from tests.rejections import rejects
 
 PACKAGES = {"architectures", "distill", "eval", "widedraft"}
 CONVERSATION = [{"role": "user", "content": "hi"}]
 
 
-def run(engine, target, draft, **draft_settings):
+REPLY = {"prompt_ids": [[1, 2]], "ids": [[3, 4, 5]], "first_s": [0.1], "last_s": [0.5], "elapsed_s": 0.5}
+STAND_IN = """
+import json, sys
+assert sys.argv[1] == ENGINE
+kinds = {}
+for line in sys.stdin:
+    message, reply = json.loads(line), "0.1"
+    print(line, end="", file=open(GOT, "a"))
+    if message["call"] == "open":
+        target, draft = (message["arguments"][0][name] for name in ("target", "draft"))
+        kinds[message["engine"]] = "plain" if draft is None else "own" if draft == target else "drafted"
+    elif message["call"] == "decode":
+        reply = REPLIES[kinds[message["engine"]]]
+    print(json.dumps(reply), flush=True)
+"""
+
+
+def run(engine, target, draft, *, num_prompts=1, **changes):
     """Two prompt tokens, and four new ones."""
-    request = {
-        "target": str(target),
-        "draft": str(draft),
-        "conversations": [CONVERSATION],
-        "is_chat": True,
-        "num_speculative_tokens": 2,
-        "max_new_tokens": 4,
-        "max_model_len": 9,
-        "dtype": "float32",
-        "threads": 2,
-        "seed": 17,
-        "draft_settings": draft_settings,
-    }
-    return run_external(engine, sys.executable, request)
+    request = worker.EngineRequest(
+        target=str(target),
+        draft=str(draft),
+        is_chat=True,
+        num_speculative_tokens=2,
+        max_model_len=9,
+        dtype="float32",
+        threads=2,
+        **changes,
+    )
+    with closing(WorkerProcess(sys.executable, engine, flag="--python")) as process:
+        return run_pair(engine, process.open, request, [CONVERSATION] * num_prompts, max_new_tokens=4, seed=17)
+
+
+def counts(steps, proposed, accepted, by_position=None):
+    return {"steps": steps, "proposed": proposed, "accepted": accepted, "by_position": by_position}
 
 
 @pytest.fixture
 def stand_in(tmp_path, monkeypatch):
-    """stand_in(engine, response): the worker is a script that writes the response, and keeps the request."""
+    """stand_in(engine, drafted, own): the worker is a script with these counters; returns the messages it got."""
 
-    def write(engine, response):
+    def write(engine, drafted, own):
+        replies = {"plain": counts(0, 0, 0), "drafted": drafted, "own": own}
+        given = {"REPLIES": {name: REPLY | each for name, each in replies.items()}, "ENGINE": engine}
+        given["GOT"] = str(tmp_path / "got")
         script = tmp_path / "worker.py"
-        script.write_text(
-            "import json, sys\n"
-            f"assert sys.argv[1:3] == ['certify', {engine!r}]\n"
-            f"response = json.loads({json.dumps(json.dumps(response))})\n"
-            f"open({str(tmp_path / 'got')!r}, 'w').write(sys.stdin.readline())\n"
-            "print(json.dumps({'progress': '1 of 1'}))\n"
-            "print(json.dumps(response))\n"
-        )
+        script.write_text("".join(f"{name} = {value!r}\n" for name, value in given.items()) + STAND_IN)
         monkeypatch.setattr(worker_process, "WORKER", script)
+        return lambda: [json.loads(line) for line in (tmp_path / "got").read_text().splitlines()]
 
     return write
 
 
-def vllm_text(ids, accepted):
-    counters = {"drafts": 2, "draft_tokens": 4, "accepted_tokens": sum(accepted), "accepted_tokens_per_pos": accepted}
-    return {"prompt_ids": [1, 2], "ids": ids, "elapsed_s": 0.5, "counters": counters}
-
-
-def test_vllms_counters_become_ours(stand_in, tmp_path):
-    text = {"plain": vllm_text([3, 4, 5], [0, 0]), "drafted": vllm_text([3, 4, 5], [1, 0])}
-    own = [vllm_text([], [2, 2])]
-    stand_in("vllm", {"version": "0.32.0", "texts": [text], "own": own})
-    done = run("vllm", tmp_path, tmp_path, use_heterogeneous_vocab=True)
-    assert (done.version, done.texts[0].counted.by_position, done.own.accepted) == ("0.32.0", (1, 0), 4)
+def test_an_engines_counters_become_ours(stand_in, tmp_path):
+    messages = stand_in("vllm", counts(2, 4, 1, [1, 0]), counts(2, 4, 4, [2, 2]))
+    done = run("vllm", tmp_path / "t", tmp_path / "d", num_prompts=2, has_own_tokenizer=True)
+    assert (done.version, done.texts[0].plain_s, done.texts[0].prompt_ids) == ("0.1", 0.5, (1, 2))
+    assert done.texts[0].counted == Counted(steps=2, proposed=4, accepted=1, by_position=(1, 0))
+    assert done.own == Counted(steps=4, proposed=8, accepted=8, by_position=(4, 4))
     assert '"use_heterogeneous_vocab": true' in done.command
-    got = json.loads((tmp_path / "got").read_text())
-    assert (got["max_model_len"], got["conversations"]) == (9, [CONVERSATION])
+    opened = [each["arguments"][0] for each in messages() if each["call"] == "open"]
+    assert [(each["draft"], each["has_own_tokenizer"]) for each in opened[1:]] == [
+        (str(tmp_path / "d"), True),
+        (str(tmp_path / "t"), False),
+    ]
+    assert {(each["max_model_len"], each["dtype"], each["threads"]) for each in opened} == {(9, "float32", 2)}
+    [asked] = {json.dumps(each["arguments"]) for each in messages() if each["call"] == "decode"}
+    assert json.loads(asked) == [[CONVERSATION], [{"temperature": 0.0, "max_tokens": 4}]]
 
 
-def test_llama_cpp_tells_no_positions_and_steps_follow_from_the_text(stand_in, tmp_path):
-    plain = {"prompt_ids": [1], "ids": [3, 4, 5, 6], "elapsed_s": 0.5, "proposed": 0, "accepted": 0}
-    drafted = {**plain, "proposed": 5, "accepted": 2}
-    response = {"version": "1", "texts": [{"plain": plain, "drafted": drafted}], "own": [drafted] * 2}
-    stand_in("llama.cpp", response)
-    files = (tmp_path / "t-Q4_0.gguf", tmp_path / "d-F16.gguf")
-    done = run("llama.cpp", *files)
-    counted = done.texts[0].counted
-    assert (counted.steps, counted.proposed, counted.accepted, counted.by_position) == (1, 5, 2, None)
-    assert (done.own.steps, done.own.accepted) == (2, 4)
+def test_llama_cpp_tells_no_positions_and_its_files_name_the_dtype(stand_in, tmp_path):
+    stand_in("llama.cpp", counts(1, 5, 2), counts(1, 3, 2))
+    done = run("llama.cpp", tmp_path / "t-Q4_0.gguf", tmp_path / "d-F16.gguf")
+    assert done.texts[0].counted == Counted(steps=1, proposed=5, accepted=2, by_position=None)
     assert done.dtype == "t-Q4_0 with d-F16"
     assert done.command.startswith("llama-server -m t-Q4_0.gguf -md d-F16.gguf --spec-type draft-simple")
-
-
-def test_openvinos_steps_are_what_each_run_of_the_target_gave(stand_in, tmp_path):
-    plain = {"prompt_ids": [1], "ids": [3, 4, 5, 6, 7, 8], "elapsed_s": 0.5, "given": []}
-    drafted = {**plain, "given": [1, 3, 1, 1]}  # the prompt's token; two kept, none, and none with room for none
-    text = {"plain": plain, "drafted": drafted}
-    full = {**plain, "given": [1, 3, 2]}  # the last step has room for one proposal
-    stand_in("openvino", {"version": "1", "texts": [text], "own": [full]})
-    done = run("openvino", tmp_path, tmp_path)
-    assert done.texts[0].counted == Counted(steps=3, proposed=3, accepted=2, by_position=(1, 1))
-    assert done.own == Counted(steps=2, proposed=3, accepted=3, by_position=(2, 1))
-    got = json.loads((tmp_path / "got").read_text())
-    assert (got["dtype"], got["threads"]) == ("float32", 2)
 
 
 @pytest.mark.parametrize("last", ["raise SystemExit('no vllm here')", "print('no vllm here', file=sys.stderr)"])
@@ -117,15 +117,17 @@ def test_the_worker_imports_nothing_of_this_project():
 class FakeEngine:
     """Says what it was opened with and asked, and keeps the order of everything."""
 
+    version = "7"
     calls: ClassVar = []
 
-    def __init__(self, request, draft):
-        self.draft = draft
-        self.calls.append(("open", draft))
+    def __init__(self, request):
+        self.draft = request.draft
+        self.calls.append(("open", self.draft))
 
-    def decode(self, messages):
-        self.calls.append((self.draft, messages))
-        return {"draft": self.draft, "messages": messages}
+    def decode(self, prompts, sampling) -> Any:
+        [prompt] = prompts
+        self.calls.append((self.draft, prompt))
+        return REPLY | {"ids": [[prompt, {None: 0, "D": 1, "T": 2}[self.draft]]]} | counts(1, 2, prompt, [prompt, 0])
 
     def close(self):
         self.calls.append(("close", self.draft))
@@ -133,23 +135,25 @@ class FakeEngine:
 
 @pytest.fixture
 def answered(monkeypatch):
-    """Twelve prompts answered by FakeEngine: the response, and every call."""
+    """Twelve prompts answered by FakeEngine: the run, and every call."""
     monkeypatch.setattr(FakeEngine, "calls", [])
-    request = {"target": "T", "draft": "D", "conversations": [f"prompt {each}" for each in range(12)], "seed": 17}
-    return worker.decode_all(FakeEngine, request), FakeEngine.calls
+    request = worker.EngineRequest(target="T", draft="D", num_speculative_tokens=2, max_model_len=9, dtype="float32")
+    run = run_pair("vllm", FakeEngine, request, range(12), max_new_tokens=4, seed=17)
+    return run, FakeEngine.calls
 
 
 def test_every_prompt_is_decoded_plain_and_drafted_and_by_the_target_itself(answered):
-    response, _ = answered
-    prompts = [f"prompt {each}" for each in range(12)]
-    assert [text["plain"] for text in response["texts"]] == [{"draft": None, "messages": each} for each in prompts]
-    assert [text["drafted"]["draft"] for text in response["texts"]] == ["D"] * 12
-    assert response["own"] == [{"draft": "T", "messages": each} for each in prompts]
+    run, calls = answered
+    assert [text.plain_ids for text in run.texts] == [(each, 0) for each in range(12)]
+    assert [text.drafted_ids for text in run.texts] == [(each, 1) for each in range(12)]
+    assert [text.counted.accepted for text in run.texts] == [*range(12)]
+    assert [prompt for draft, prompt in calls if draft == "T"] == [*range(12)]
+    assert run.own == Counted(steps=12, proposed=24, accepted=66, by_position=(66, 0))
 
 
 def test_turns_change_and_the_first_texts_are_not_timed(answered):
     _, calls = answered
-    assert calls[:4] == [("open", None), ("open", "D"), (None, "prompt 0"), ("D", "prompt 0")]
+    assert calls[:4] == [("open", None), ("open", "D"), (None, 0), ("D", 0)]
     first = [calls[place][0] for place in range(4, 28, 2)]
     assert {None, "D"} == set(first)
     assert calls[28:31] == [("close", None), ("close", "D"), ("open", "T")]
