@@ -470,6 +470,11 @@ def prepared(settings: CertifySettings, target: Path, draft: Path, *, threads: i
         )
     if any(prompt.tools for prompt in prompts):
         raise UserError("--prompts: rows with tools are not supported by certify. Use others.")
+    if settings.max_new_tokens < MIN_TOKENS:
+        print(
+            f"--max-new-tokens {settings.max_new_tokens}: the certificate will fail, at least {MIN_TOKENS} are needed.",
+            file=sys.stderr,
+        )
     tokenizer = load_tokenizer(target)
     return Prepared(
         settings=settings,

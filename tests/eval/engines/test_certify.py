@@ -68,7 +68,7 @@ def test_a_text_of_one_token_has_no_step_where_the_prompt_gave_it(certified, dra
     assert (counted.steps, counted.by_position) == (0, (0, 0, 0))
 
 
-def test_a_draft_of_another_target_fails_and_its_files_are_named(pair, tmp_path):
+def test_a_draft_of_another_target_fails_and_its_files_are_named(pair, tmp_path, capsys):
     target, wrong = pair[0], tmp_path / "draft"
     shutil.copytree(pair[1], wrong)
     for name in ("tokenizer.json", "chat_template.jinja"):
@@ -76,6 +76,7 @@ def test_a_draft_of_another_target_fails_and_its_files_are_named(pair, tmp_path)
         (wrong / name).write_text(f"{text}\n")
     settings = CertifySettings(draft=str(wrong), target=str(target), engine="transformers", max_new_tokens=2)
     certificate = make_certificate(settings, target, wrong, threads=1)
+    assert "--max-new-tokens" in capsys.readouterr().err  # too few
     failed = {one.law: one.detail for one in certificate.findings if not one.holds}
     assert {"enough", "files"} <= set(failed)  # of two tokens each, for speed
     assert failed["files"].endswith("tokenizer, chat template")
