@@ -54,6 +54,7 @@ from eval.models import context_length_of, default_device
 
 CONCURRENCY = 16
 NUM_LONG = 4  # prompts of the parts middle and long
+MIN_STEPS = 4  # verification steps per text; a part with fewer counts as not exercised
 BEYOND = 32768  # a context beyond it is named in the certificate
 CPU_MODEL_LEN = 4096  # default there, where longer prompts take minutes
 CONFIDENCE, RESAMPLES = 0.99, 2000
@@ -76,9 +77,11 @@ def rendered_parts(
             f"--max-model-len: {max_model_len} tokens do not hold two turns of these prompts, which need "
             f"{max(map(len, turns)) + room}. Raise it, or use shorter prompts."
         )
-    # Before the prompt are as many tokens of all prompts as make it that long.
+    # Before the prompt are as many tokens of prompts with their responses as make it that long, the last ones whole.
+    answered = chain.from_iterable(chain(*pair) for pair in zip(given.ids, first_turns, strict=True))
+    backwards = [*answered][::-1]
     middle, long = (
-        [[*islice(cycle(chain.from_iterable(given.ids)), max(0, n - len(ids))), *ids] for ids in given.ids[:NUM_LONG]]
+        [[*islice(cycle(backwards), max(0, n - len(ids)))][::-1] + ids for ids in given.ids[:NUM_LONG]]
         for n in (max_model_len // 2, max_model_len - room)
     )
     yield "turns", turns
@@ -168,7 +171,7 @@ def certify_as_served(given: Prepared) -> ServedCertificate:
     ]
 
     facts = facts_of(cast("Engine", settings.engine), version, request, settings.max_new_tokens)
-    exercised, missed = coverage(max_model_len, features)
+    exercised, missed = coverage(max_model_len, features, done)
     return ServedCertificate(
         **vars(facts),
         exercised=exercised,
@@ -184,9 +187,12 @@ def certify_as_served(given: Prepared) -> ServedCertificate:
     )
 
 
-def coverage(max_model_len: int, features: Mapping[str, bool]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def coverage(
+    max_model_len: int, features: Mapping[str, bool], parts: Sequence[ServedPart]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return what was exercised, and what was not."""
     beyond = f"contexts beyond {BEYOND:,} tokens"
+    short = [part for part in parts if part.replay.steps < MIN_STEPS * len(part.texts)]
     checked = {
         f"{CONCURRENCY} requests at once": True,
         "two turns": True,
@@ -194,6 +200,7 @@ def coverage(max_model_len: int, features: Mapping[str, bool]) -> tuple[tuple[st
         beyond: max_model_len > BEYOND,
         "temperatures 0 and 1": True,
         **features,
+        **{f"{part.name} ({part.replay.steps} steps)": False for part in short},
     }
     return tuple(name for name, used in checked.items() if used), tuple(n for n, used in checked.items() if not used)
 

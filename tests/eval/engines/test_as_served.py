@@ -9,7 +9,7 @@ import pytest
 
 import widedraft
 from eval.engines import worker_process
-from eval.engines.as_served import part_counts, same_texts, sampled_acceptance, served_length
+from eval.engines.as_served import coverage, part_counts, same_texts, sampled_acceptance, served_length
 from eval.engines.certificate import Counted, ServedPart, TextPair, read_certificates
 from tests.eval.conftest import with_noise
 
@@ -85,10 +85,19 @@ def test_a_right_engine_fails_only_for_its_short_responses_and_says_what_was_not
     ]
     assert (set(lengths["middle"]), set(lengths["long"]), max(lengths["mixed"])) == ({256}, {512 - 16 - 3 - 1}, 256)
     parts = {part.name: part for part in certificate.parts}
+    first, *_, last = parts["short"].texts
+    before = parts["long"].texts[0].prompt_ids[: -len(first.prompt_ids)]
+    assert before[-len(last.prompt_ids) - 16 :] == (*last.prompt_ids, *last.plain_ids)
     for first, second in zip(parts["short"].texts, parts["turns"].texts, strict=True):
         assert second.prompt_ids[: len(first.prompt_ids)] == first.prompt_ids
     assert all(part.counted.by_position == part.replay.by_position for part in certificate.parts)
     assert parts["sampled"].texts[0].plain_ids != parts["sampled"].texts[0].drafted_ids
+
+
+def test_a_part_with_few_steps_counts_as_not_exercised(certified):
+    long = certified[1].parts[4]
+    parts = [replace(long, replay=replace(long.replay, steps=steps)) for steps in (15, 16)]  # of 4 texts
+    assert coverage(512, {}, parts)[1][1:] == ("long (15 steps)",)
 
 
 def test_a_changed_text_fails_its_part(certified, pair):
