@@ -41,7 +41,7 @@ from architectures.manifest import (
     read_manifest,
     write_manifest,
 )
-from architectures.requested_shape import ArchitectureConfig, TargetConfig
+from architectures.requested_shape import TargetConfig
 from architectures.settings import command_of
 from architectures.shapes import ContextLength, Shape, context_length, model_shape
 from architectures.sharing import ALONE, Share
@@ -64,19 +64,6 @@ class Made(NamedTuple):
     stage: StageName
     command: str
     carries: tuple[str, ...]
-
-
-ARTIFACTS = {  # by the name of their directory in a run, in the order of the stages
-    "masks": Made("masks", "prune", ("target", "recipe", "seed")),
-    "mask_checkpoints": Made("masks", "prune", ("recipe", "seed")),
-    "scores": Made("scores", "prune", ("target", "source")),
-    "init": Made("prune", "prune", ("target", "source", "recipe")),
-    "data": Made("generate", "generate", ("target", "recipe")),
-    "teacher_cache": Made("cache", "cache", ("seed", "target", "recipe")),
-    "checkpoints": Made("distill", "distill", ("recipe", "seed")),
-    "draft": Made("export", "distill", ("target", "source", "recipe", "seed")),
-    "eval": Made("eval", "eval", ("recipe",)),
-}
 
 
 MAX_LOST = 5  # files that are named
@@ -162,6 +149,20 @@ class Artifact:
         return [name for name, size in recorded.items() if present.get(name) != size]
 
 
+@dataclass
+class InRun:
+    """Attribute of a run: its artifact in the directory of this name."""
+
+    made: Made
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def __get__(self, run: "Run", owner: type) -> Artifact:
+        shared = run.recipe.architecture.scores if self.name == "scores" else None
+        return Artifact(Path(shared or run.folder / self.name), self.made)
+
+
 HOW = (  # like the device, these choose how a result is computed or stored, not the result
     ("target", "placement"),
     ("target", "device_memory_gib"),
@@ -173,12 +174,9 @@ HOW = (  # like the device, these choose how a result is computed or stored, not
 
 def carried(recipe: Recipe, names: Iterable[str]) -> dict[str, Any]:
     """Return a recipe's values for a manifest, by name; "source" is left out if it is the target."""
-    of_recipe = {
-        "target": target_record(recipe.target),
-        "recipe": recipe_hash(recipe),
-        "seed": recipe.seed,
-        **source_record(recipe.architecture),
-    }
+    of_recipe = {"target": target_record(recipe.target), "recipe": recipe_hash(recipe), "seed": recipe.seed}
+    if (source := recipe.architecture.source_at) is not None:
+        of_recipe["source"] = {"path": source[0], "revision": source[1]}
     return {name: of_recipe[name] for name in names if name in of_recipe}
 
 
@@ -186,12 +184,6 @@ def target_record(target: TargetConfig) -> dict[str, Any]:
     """Return the target for a manifest; with quantised weights it is another model."""
     packed = {} if target.bits is None else {"bits": target.bits}
     return {"path": target.path, "revision": target.revision, **packed}
-
-
-def source_record(wanted: ArchitectureConfig) -> dict[str, Any]:
-    """Return the checkpoint that the draft is pruned from, for a manifest; {} if it is the target."""
-    source = wanted.source_at
-    return {} if source is None else {"source": {"path": source[0], "revision": source[1]}}
 
 
 def recipe_hash(recipe: Recipe) -> str:
@@ -271,6 +263,18 @@ class Run:
     folder: Path
     share: Share = ALONE
 
+    # In the order of the stages. `init` is the undistilled draft, `eval` the scorecard with its report; several runs
+    # may share importance scores (architecture.scores).
+    masks = InRun(Made("masks", "prune", ("target", "recipe", "seed")))
+    mask_checkpoints = InRun(Made("masks", "prune", ("recipe", "seed")))
+    scores = InRun(Made("scores", "prune", ("target", "source")))
+    init = InRun(Made("prune", "prune", ("target", "source", "recipe")))
+    data = InRun(Made("generate", "generate", ("target", "recipe")))
+    teacher_cache = InRun(Made("cache", "cache", ("seed", "target", "recipe")))
+    checkpoints = InRun(Made("distill", "distill", ("recipe", "seed")))
+    draft = InRun(Made("export", "distill", ("target", "source", "recipe", "seed")))
+    eval = InRun(Made("eval", "eval", ("recipe",)))
+
     @classmethod
     def of(cls, recipe: Recipe, share: Share = ALONE) -> "Run":
         return cls(recipe, Path(recipe.run_dir), share)
@@ -293,49 +297,6 @@ class Run:
     @property
     def logs(self) -> Path:
         return self.folder / LOGS_NAME
-
-    @property
-    def masks(self) -> Artifact:
-        return self.artifact("masks")
-
-    @property
-    def mask_checkpoints(self) -> Artifact:
-        return self.artifact("mask_checkpoints")
-
-    @property
-    def scores(self) -> Artifact:
-        """Importance scores; several runs may share them (architecture.scores)."""
-        return self.artifact("scores", self.recipe.architecture.scores)
-
-    @property
-    def init(self) -> Artifact:
-        """The undistilled draft."""
-        return self.artifact("init")
-
-    @property
-    def data(self) -> Artifact:
-        """Prompts and responses."""
-        return self.artifact("data")
-
-    @property
-    def teacher_cache(self) -> Artifact:
-        return self.artifact("teacher_cache")
-
-    @property
-    def checkpoints(self) -> Artifact:
-        return self.artifact("checkpoints")
-
-    @property
-    def draft(self) -> Artifact:
-        return self.artifact("draft")
-
-    @property
-    def eval(self) -> Artifact:
-        """The scorecard and its report."""
-        return self.artifact("eval")
-
-    def artifact(self, name: str, elsewhere: str | None = None) -> Artifact:
-        return Artifact(Path(elsewhere or self.folder / name), ARTIFACTS[name])
 
     def record(self, artifact: Artifact, inputs: Mapping[str, Any], folder: Path | None = None, **details: Any) -> None:
         """Write the manifest of an artifact, which makes it finished.
@@ -368,6 +329,9 @@ class Run:
         """Raise UserError if a sequence may exceed the context length of the target or of a draft."""
         target = {self.recipe.target.path: length_of(self.target)}
         reject_long_texts(self.recipe, target, {str(folder): length_of(folder) for folder in drafts})
+
+
+ARTIFACTS = {name: each.made for name, each in vars(Run).items() if isinstance(each, InRun)}
 
 
 def shape_of(folder: Path) -> Shape:

@@ -304,7 +304,7 @@ def public_scorecard(record: dict[str, Any], names: dict[str, str]) -> dict[str,
 
 def write_provenance(run: Run, out: Path, names: dict[str, str]) -> None:
     """Write provenance.json (the manifest of every stage) and recipe.yaml."""
-    manifests = {name: run.artifact(name).manifest for name in ARTIFACTS if name not in UNPUBLISHED_STAGES}
+    manifests = {name: getattr(run, name).manifest for name in ARTIFACTS if name not in UNPUBLISHED_STAGES}
     stages = {name: published(manifest) for name, manifest in manifests.items() if manifest is not None}
     provenance = {"schema": "widedraft.provenance/1", "widedraft": package_version("widedraft"), "stages": stages}
     write_json(provenance, out / PROVENANCE_NAME)
