@@ -5,9 +5,9 @@ from dataclasses import replace
 from difflib import get_close_matches
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, WithJsonSchema, field_validator, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, field_validator, model_validator
 
 from architectures.compatibility import serving_problems
 from architectures.errors import UserError
@@ -30,14 +30,14 @@ ShapeName = Annotated[
 ]
 
 
-def size(value: int | str) -> int | str:
+SHARE = r"^(0?\.\d+|1(\.0+)?)x$"
+
+
+def size(value: Any) -> Any:
     """Validate a count, or a share of the target's as "0.5x"."""
-    if isinstance(value, str):
-        share = re.fullmatch(r"(0?\.\d+|1(\.0+)?)x", value)
-        if not share or float(value[:-1]) == 0:
-            raise ValueError(f"must be an integer > 0, or a fraction of the target's size such as 0.5x, got {value!r}.")
-    elif isinstance(value, bool) or value < 1:
-        raise ValueError(f"must be an integer > 0, or a fraction of the target's size such as 0.5x, got {value}.")
+    form = SHARE if isinstance(value, str) else r"\d+"
+    if not re.fullmatch(form, str(value)) or not float(str(value).removesuffix("x")):
+        raise ValueError(f"must be an integer > 0, or a fraction of the target's size such as 0.5x, got {value!r}.")
     return value
 
 
@@ -45,23 +45,8 @@ SIZES = ("layers", "hidden", "intermediate", "heads", "kv_heads")
 OF_SOME = {"encoder_layers": "encoder", "experts": "experts"}  # sizes of parts that only some models have
 GIVEN = ("plan", "shape", "stages", *SIZES, *OF_SOME)  # at least one of these must set the size of the draft
 EXCLUSIVE = {"plan": ("shape", "stages", *SIZES, *OF_SOME), "shape": SIZES, "stages": ("layers",)}
-Size = Annotated[
-    int | str,
-    AfterValidator(size),
-    WithJsonSchema(
-        {
-            "anyOf": [
-                {"type": "integer", "minimum": 1},
-                {
-                    "type": "string",
-                    "pattern": r"^(0?\.\d+|1(\.0+)?)x$",
-                    "title": "a fraction of the target's size",
-                    "examples": ["0.5x", "1x"],
-                },
-            ]
-        }
-    ),
-]
+Fraction = Annotated[str, Field(pattern=SHARE, title="a fraction of the target's size", examples=["0.5x", "1x"])]
+Size = Annotated[Annotated[int, Field(ge=1)] | Fraction, BeforeValidator(size)]
 
 
 class TargetConfig(Section):
