@@ -1,11 +1,6 @@
-"""Export a checkpoint directory to a GGUF file: metadata, then each tensor reordered for llama.cpp and quantised.
-
-Shape suffixes used in this file:
-    N = heads, D = head width, C = columns of a matrix (a bias has none)
-"""
+"""Export a checkpoint directory to a GGUF file: metadata, then each tensor reordered for llama.cpp and quantised."""
 
 import json
-import math
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -17,6 +12,7 @@ import numpy as np
 import torch
 import transformers
 from gguf import GGML_QUANT_SIZES, GGML_QUANT_VERSION, GGMLQuantizationType, GGUFWriter, LlamaFileType, TokenType
+from gguf.constants import GGUFValueType
 from gguf.quants import quantize
 from torch import Tensor
 from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBase
@@ -31,10 +27,11 @@ from architectures.files import format_bytes, partial_path
 from architectures.gguf_format import CONVERTER, GgufKind, gguf_architecture
 from architectures.gguf_import import (
     ROPE_FACTORS,
-    TOKENIZER_ERRORS,
     gguf_names,
     in_row_order,
     known_splittings,
+    open_tokenizer,
+    rope_factors,
     stored_bytes,
 )
 from architectures.hub import read_config
@@ -44,6 +41,7 @@ from architectures.target_files import read_generation_settings
 from architectures.vocabulary import BYTE_NAMES
 
 F32, F16 = GGMLQuantizationType.F32, GGMLQuantizationType.F16
+VALUE_TYPES = {int: GGUFValueType.UINT32, float: GGUFValueType.FLOAT32, str: GGUFValueType.STRING}
 MOST_F16 = 65504.0  # largest F16 value, which also limits the scale of a quantised block
 
 
@@ -57,22 +55,6 @@ def quantisation(size: tuple[int, ...], kind: GgufKind) -> GGMLQuantizationType:
         return F32
     wanted = GGMLQuantizationType[kind.upper()]
     return F16 if size[-1] % GGML_QUANT_SIZES[wanted][0] else wanted
-
-
-def rope_factors(rope: Mapping[str, Any], head_dim: int) -> np.ndarray | None:
-    """Return the divisor of each rotary frequency for rope_type llama3, as float32; None for other types.
-
-    Source: "The Llama 3 Herd of Models" (arXiv 2407.21783), sec. 3.4.2 names the scaling; the formula is that of
-    transformers' rope_type llama3: short wavelengths stay, long ones are multiplied by `factor`, with a blend between.
-    """
-    if rope.get("rope_type") != "llama3":
-        return None
-    low, high = rope["low_freq_factor"], rope["high_freq_factor"]
-    exponents = np.arange(0, head_dim, 2, dtype=np.float64) / head_dim
-    wavelengths = 2 * math.pi * float(rope["rope_theta"]) ** exponents  # in tokens
-    turns = rope["original_max_position_embeddings"] / wavelengths  # in the original context
-    kept = np.clip((turns - low) / (high - low), 0, 1)
-    return (1 / (kept + (1 - kept) / rope["factor"])).astype(np.float32)
 
 
 def rope_entries(rope: Mapping[str, Any]) -> dict[str, Any]:
@@ -199,7 +181,7 @@ def read_vocabulary(folder: Path, rows: int) -> GgufVocabulary:
     Raises:
         UserError: If there is no tokenizer, llama.cpp does not support its type, or it has more tokens than `rows`.
     """
-    tokenizer = load_tokenizer(folder)
+    tokenizer = open_tokenizer(AutoTokenizer, folder, COPY_TOKENIZER)
     described = json.loads(tokenizer.backend_tokenizer.to_str())
     model = described["model"]
     texts = {id_: text for text, id_ in tokenizer.get_vocab().items()}
@@ -240,20 +222,6 @@ def read_vocabulary(folder: Path, rows: int) -> GgufVocabulary:
         reason = "has merges that scores cannot express" if scores is None else "handles spaces differently"
         raise UserError(f"{folder}: its SentencePiece tokenizer {reason}. {CONVERTER}")
     return GgufVocabulary(model="llama", scores=scores, flags=flags | {"space_prefix": with_space}, **common)
-
-
-def load_tokenizer(folder: Path) -> Any:
-    """Load the tokenizer with transformers, without running code of the directory."""
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except Exception as error:  # the tokenizers library raises plain Exceptions
-        if not (isinstance(error, TOKENIZER_ERRORS) or type(error) is Exception):
-            raise
-        message = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-        raise UserError(f"{folder}: its tokenizer could not be read ({message}). {COPY_TOKENIZER}") from error
-    if not tokenizer.is_fast or not tokenizer.get_vocab():
-        raise UserError(f"{folder}: contains no tokenizer.json. {COPY_TOKENIZER}")
-    return tokenizer
 
 
 def require_splitting(folder: Path, described: Mapping[str, Any]) -> str:
@@ -345,8 +313,9 @@ def write_gguf(folder: Path, out: Path, kind: GgufKind, name: str) -> GgufFile:
     # Names, quantisation types and sizes of the tensors in the file.
     names = {stored: name for name, stored in gguf_names(shape).items()}
     stored = {gguf_name: sizes[name] for gguf_name, name in names.items()}
-    factors = rope_factors(config.rope_parameters, shape.head_dim)
-    if factors is not None:
+    factors = None
+    if config.rope_parameters.get("rope_type") == "llama3":
+        factors = rope_factors(config.rope_parameters, shape.head_dim)
         stored[ROPE_FACTORS] = factors.shape
     types = {tensor: quantisation(size, kind) for tensor, size in stored.items()}
     num_bytes = {tensor: stored_bytes(stored[tensor], types[tensor]) for tensor in stored}
@@ -366,7 +335,7 @@ def write_gguf(folder: Path, out: Path, kind: GgufKind, name: str) -> GgufFile:
                 f"{weights.files[name]}: {name} contains {weight.abs().max():g}, above the F16 maximum ({MOST_F16:g}). "
                 "Serve the directory itself with transformers or vLLM."
             )
-        return in_row_order(gguf, gguf_name, weight, shape, neighbouring_pairs)
+        return in_row_order(gguf, gguf_name, weight, shape, (2, -1))
 
     partial = partial_path(out)
     writer = GGUFWriter(partial, gguf.name)
@@ -376,7 +345,7 @@ def write_gguf(folder: Path, out: Path, kind: GgufKind, name: str) -> GgufFile:
         writer.add_file_type(LlamaFileType[f"MOSTLY_{kind.upper()}"])
         writer.add_quantization_version(GGML_QUANT_VERSION)
         for key, value in model_entries(gguf, shape, config).items():
-            add_entry(writer, f"{gguf.name}.{key}", value)
+            writer.add_key_value(f"{gguf.name}.{key}", value, VALUE_TYPES[type(value)])
         add_vocabulary(writer, vocabulary)
         for tensor, size in stored.items():
             writer.add_tensor_info(tensor, size, np.dtype(np.float32), num_bytes[tensor], raw_dtype=types[tensor])
@@ -392,17 +361,6 @@ def write_gguf(folder: Path, out: Path, kind: GgufKind, name: str) -> GgufFile:
         partial.unlink(missing_ok=True)
     narrower = [] if kind == "f16" else [tensor for tensor, each in types.items() if each == F16]
     return GgufFile(out, out.stat().st_size, narrower)
-
-
-def neighbouring_pairs(weight: Tensor, heads: int) -> Tensor:
-    """Reorder rows for llama.cpp, which rotates adjacent rows (0,1), (2,3), ...; transformers rotates halves.
-
-    Args:
-        weight: [N * D, C], or [N * D] for a bias.
-        heads: N.
-    """
-    halves_N2DC = weight.reshape(heads, 2, -1, *weight.shape[1:])
-    return halves_N2DC.transpose(1, 2).reshape(weight.shape)
 
 
 def model_entries(gguf: Gguf, shape: Shape, config: PreTrainedConfig) -> dict[str, Any]:
@@ -439,14 +397,3 @@ def add_vocabulary(writer: GGUFWriter, vocabulary: GgufVocabulary) -> None:
         writer.add_token_merges(list(vocabulary.merges))
     if vocabulary.scores:
         writer.add_token_scores(list(vocabulary.scores))
-
-
-def add_entry(writer: GGUFWriter, key: str, value: Any) -> None:
-    if isinstance(value, bool):
-        writer.add_bool(key, value)
-    elif isinstance(value, int):
-        writer.add_uint32(key, value)
-    elif isinstance(value, float):
-        writer.add_float32(key, value)
-    else:
-        writer.add_string(key, value)

@@ -7,8 +7,9 @@ Shape suffixes used in this file:
     N = heads, D = head width, C = columns of a matrix (a bias has none)
 """
 
+import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from itertools import pairwise
 from math import prod
@@ -23,7 +24,6 @@ from tokenizers import pre_tokenizers
 from torch import Tensor
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PreTrainedTokenizerFast
 from transformers.modeling_gguf_pytorch_utils import GGUF_SUPPORTED_ARCHITECTURES
-from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from architectures.checkpoint import TensorInfo, require_replaceable, write_weights
 from architectures.errors import UserError
@@ -189,30 +189,38 @@ def read_tensor(header: GgufHeader, name: str, shape: Shape) -> Tensor:
     if not torch.stack(weight.aminmax()).isfinite().all():
         raise UserError(f"{tensor.file}: {name} contains NaN or infinity. Download the file again.")
     family, gguf = ARCHITECTURES[header.metadata["general.architecture"]]
-    weight = in_row_order(gguf, name, weight, shape, rotary_halves)
+    weight = in_row_order(gguf, name, weight, shape, (-1, 2))
     return weight - family.norm_offset if weight.dim() == 1 else weight  # llama.cpp multiplies by the stored norm
 
 
-def in_row_order(
-    gguf: Gguf, name: str, weight: Tensor, shape: Shape, reorder: Callable[[Tensor, int], Tensor]
-) -> Tensor:
-    """Reorder the rows of a query or key tensor if llama.cpp stores them in its own order."""
-    if gguf.own_row_order:
-        for part, heads in ((".attn_q.", shape.heads), (".attn_k.", shape.kv_heads)):
-            if part in name:
-                return reorder(weight, heads)
-    return weight
+def in_row_order(gguf: Gguf, name: str, weight: Tensor, shape: Shape, rows: tuple[int, int]) -> Tensor:
+    """Reorder the rows of a query or key tensor, if llama.cpp stores them in its own order.
 
-
-def rotary_halves(weight: Tensor, heads: int) -> Tensor:
-    """Undo llama.cpp's row order: it rotates adjacent rows (0,1), (2,3), ...; transformers rotates halves.
+    llama.cpp rotates adjacent rows (0,1), (2,3), ...; transformers rotates halves.
 
     Args:
         weight: [N * D, C], or [N * D] for a bias.
-        heads: N.
+        rows: How its order divides D: llama.cpp's into (-1, 2), transformers' into (2, -1).
     """
-    pairs_ND2C = weight.reshape(heads, -1, 2, *weight.shape[1:])
-    return pairs_ND2C.transpose(1, 2).reshape(weight.shape)
+    if gguf.own_row_order:
+        for part, heads in ((".attn_q.", shape.heads), (".attn_k.", shape.kv_heads)):
+            if part in name:
+                return weight.reshape(heads, *rows, *weight.shape[1:]).transpose(1, 2).reshape(weight.shape)
+    return weight
+
+
+def rope_factors(rope: Mapping[str, Any], head_dim: int) -> np.ndarray:
+    """Return the divisor of each rotary frequency for rope_type llama3, as float32.
+
+    Source: "The Llama 3 Herd of Models" (arXiv 2407.21783), sec. 3.4.2 names the scaling; the formula is that of
+    transformers' rope_type llama3: short wavelengths stay, long ones are multiplied by `factor`, with a blend between.
+    """
+    low, high = rope["low_freq_factor"], rope["high_freq_factor"]
+    exponents = np.arange(0, head_dim, 2, dtype=np.float64) / head_dim
+    wavelengths = 2 * math.pi * float(rope["rope_theta"]) ** exponents  # in tokens
+    turns = rope["original_max_position_embeddings"] / wavelengths  # in the original context
+    kept = np.clip((turns - low) / (high - low), 0, 1)
+    return (1 / (kept + (1 - kept) / rope["factor"])).astype(np.float32)
 
 
 def rope_entries(file: Path, header: GgufHeader, entries: Mapping[str, Any]) -> dict[str, Any]:
@@ -240,11 +248,7 @@ def rope_entries(file: Path, header: GgufHeader, entries: Mapping[str, Any]) -> 
         "high_freq_factor": 4.0,
         "original_max_position_embeddings": 8192,
     }
-    config = AutoConfig.for_model(**{**entries, "rope_parameters": scaled})
-    frequencies, _ = ROPE_INIT_FUNCTIONS["llama3"](config, device="cpu")
-    exponents = torch.arange(0, entries["head_dim"], 2) / entries["head_dim"]
-    implied = 1.0 / plain["rope_theta"] ** exponents / frequencies
-    if not torch.allclose(implied, torch.from_numpy(factors)):
+    if not np.allclose(rope_factors(scaled, entries["head_dim"]), factors):
         raise UserError(
             f"{file}: {ROPE_FACTORS} differs from Llama 3's rotary factors. "
             "Use the original Hugging Face checkpoint as the target."
@@ -285,22 +289,34 @@ def known_splittings() -> Mapping[str, str]:
     return GGUF_PRE_TOKENIZER_SPLITS
 
 
+def open_tokenizer(kind: Any, folder: Path, hint: str, **options: str) -> Any:
+    """Load a tokenizer with a class of transformers, without running code of the directory.
+
+    Raises:
+        UserError: If there is none of the tokenizers library, or it is damaged; the message ends with the hint.
+    """
+    where = folder / options.get("gguf_file", "")
+    try:
+        tokenizer = kind.from_pretrained(folder, local_files_only=True, trust_remote_code=False, **options)
+    except Exception as error:  # the libraries raise plain Exceptions, too
+        if not (isinstance(error, TOKENIZER_ERRORS) or type(error) is Exception):
+            raise
+        message = " ".join(f"{type(error).__name__}: {error}".split())[:MAX_CHARS_SHOWN]
+        raise UserError(f"{where}: its tokenizer could not be read ({message}). {hint}") from error
+    if not tokenizer.is_fast or not tokenizer.get_vocab():
+        raise UserError(f"{where}: contains no tokenizer.json. {hint}")
+    return tokenizer
+
+
 def write_tokenizer(file: Path, header: GgufHeader, folder: Path) -> None:
     """Write the tokenizer and chat template of a GGUF file.
 
     Transformers rebuilds the vocabulary, with GPT-2's pre-tokenizer if it knows no other. Special tokens are read from
     the header: transformers 5.17 takes BOS for EOS and sets no BOS.
     """
-    try:
-        known = header.metadata["general.architecture"] in GGUF_SUPPORTED_ARCHITECTURES
-        rebuilt = (AutoTokenizer if known else PreTrainedTokenizerFast).from_pretrained(
-            file.parent, gguf_file=file.name, local_files_only=True, trust_remote_code=False
-        )
-    except Exception as error:  # the library raises plain Exceptions for inconsistent lists
-        if not (isinstance(error, TOKENIZER_ERRORS) or type(error) is Exception):
-            raise
-        message = " ".join(f"{type(error).__name__}: {error}".split())[:MAX_CHARS_SHOWN]
-        raise UserError(f"{file}: its tokenizer could not be rebuilt ({message}). Download the file again.") from error
+    known = header.metadata["general.architecture"] in GGUF_SUPPORTED_ARCHITECTURES
+    kind = AutoTokenizer if known else PreTrainedTokenizerFast
+    rebuilt = open_tokenizer(kind, file.parent, "Download the file again.", gguf_file=file.name)
     if header.metadata.get("tokenizer.ggml.pre") == DIGITS_APART:
         words = pre_tokenizers.ByteLevel(add_prefix_space=False)
         steps = [pre_tokenizers.Digits(individual_digits=True), words]
