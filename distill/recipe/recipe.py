@@ -9,6 +9,8 @@ All mistakes are reported at once, each with file:line, the dotted key and, for 
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
+from operator import getitem
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias, TypeVar, cast
 
@@ -110,10 +112,11 @@ def load(text: str, name: str, overrides: Sequence[str], model: type[Model]) -> 
             source.add((word,), "is set more than once on the command line. Keep one.")
         else:
             override(config, word, source)
-    written = cast("dict[str, Any]", OmegaConf.to_container(config))
-    filled = with_defaults(written, model)  # ${...} may refer to defaults
+    values = cast("dict[str, Any]", OmegaConf.to_container(config))
+    filled = with_defaults(values, model)  # ${...} may refer to defaults
     source.keys = [dotted(path) for path, _ in leaves(filled)]
-    values = resolved(OmegaConf.create(filled), written, (), source)
+    references = from_environment(values)
+    resolve(OmegaConf.create(filled), values, source)
     loaded = None
     try:
         loaded = model.model_validate(values)
@@ -121,7 +124,7 @@ def load(text: str, name: str, overrides: Sequence[str], model: type[Model]) -> 
         add_validation_errors(error, values, model, source)
     if loaded is None or source.mistakes:
         raise RecipeError(source.report())
-    return loaded, from_environment(written)
+    return loaded, references
 
 
 def read_yaml(text: str, source: Source) -> DictConfig:
@@ -189,32 +192,25 @@ def with_defaults(values: Mapping[str, Any], model: type[BaseModel]) -> dict[str
     return filled
 
 
-def resolved(config: Any, written: Any, path: KeyPath, source: Source) -> Any:
-    """Resolve every ${...} in the values, each separately so that every mistake is reported."""
-    if isinstance(written, dict):
-        return {key: resolved_value(config, key, value, (*path, key), source) for key, value in written.items()}
-    return [resolved_value(config, at, value, (*path, at), source) for at, value in enumerate(written)]
-
-
-def resolved_value(config: Any, step: str | int, written: Any, path: KeyPath, source: Source) -> Any:
-    """Resolve one value; return UNREADABLE if that fails."""
-    if isinstance(written, dict | list):
-        return resolved(config[step], written, path, source)
-    if not isinstance(written, str) or ("${" not in written and written != MISSING):
-        return written
-    if written == MISSING:
-        source.add(path, "must be set, got ???.")
-        return UNREADABLE
-    try:
-        value = config[step]
-        return OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
-    except (OmegaConfBaseException, RecursionError) as error:
-        fact = str(error).splitlines()[0]
-        missing = re.search("key '(.+)' not found", fact)
-        near = nearest_key(key_path(missing[1]), source.keys) if missing else None
-        hint = f" Did you mean ${{{near}}}?" if near else ""
-        source.add(path, f"cannot be resolved, got {written!r}: {fact}.{hint}")
-        return UNREADABLE
+def resolve(config: Any, values: dict[str, Any], source: Source) -> None:
+    """Resolve every ${...} in the values, each separately so that every mistake is reported; UNREADABLE if it fails."""
+    for path, text in list(leaves(values)):
+        if not isinstance(text, str) or ("${" not in text and text != MISSING):
+            continue
+        parent = value_at(path[:-1], values)
+        parent[path[-1]] = UNREADABLE
+        if text == MISSING:
+            source.add(path, "must be set, got ???.")
+            continue
+        try:
+            value = reduce(getitem, path, config)
+            parent[path[-1]] = OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
+        except (OmegaConfBaseException, RecursionError) as error:
+            fact = str(error).splitlines()[0]
+            missing = re.search("key '(.+)' not found", fact)
+            near = nearest_key(key_path(missing[1]), source.keys) if missing else None
+            hint = f" Did you mean ${{{near}}}?" if near else ""
+            source.add(path, f"cannot be resolved, got {text!r}: {fact}.{hint}")
 
 
 def from_environment(written: dict[str, Any]) -> dict[KeyPath, str]:
@@ -284,7 +280,7 @@ def message(details: ErrorDetails, path: KeyPath, value: Any, known: Mapping[str
         case "extra_forbidden":
             near = nearest_key(path, known)
             return f"is not a key of a recipe.{f' Did you mean {near}?' if near else ''}"
-        case "string_pattern_mismatch" if "title" in (node := known.get(pattern_of(path), {})):
+        case "string_pattern_mismatch" if "title" in (node := known.get(re.sub(r"\[\d+\]", "[]", dotted(path)), {})):
             return f"must be {node['title']} such as {' or '.join(node['examples'])}, got {short(repr(value))}."
     return details["msg"]
 
@@ -302,11 +298,6 @@ def value_at(path: KeyPath, values: Any) -> Any:
 def dotted(path: KeyPath) -> str:
     """Format a path as a dotted key: data.prompts[1].path."""
     return "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path).removeprefix(".")
-
-
-def pattern_of(path: KeyPath) -> str:
-    """Format a path with [] in place of every index: data.prompts[].path."""
-    return dotted(path) if all(isinstance(step, str) for step in path) else re.sub(r"\[\d+\]", "[]", dotted(path))
 
 
 def key_path(key: str) -> KeyPath:
