@@ -1,43 +1,19 @@
 """Table of the supported Hugging Face families: checkpoint tensors and config defaults. Data only, no torch.
 
 A module has a role (`query`, `ffn_up`, ...). A family maps it to a checkpoint name and axes; `architectures.shapes`
-computes their lengths. To support a family, add one entry to FAMILIES: batching, engine support and GGUF export are
-fields of it too, and no other file names a family.
+computes their lengths. To support a family, add it to family.py or classic.py: batching, engine support and GGUF
+export are fields of it too, and no other file names a family.
 """
 
 from collections.abc import Mapping
 from typing import Any
 
 from architectures.errors import UserError
-from architectures.families.classic import BLOOM, GPT2, GPT_BIGCODE, GPT_NEOX, OPT, T5
-from architectures.families.family import (
-    EXAONE4,
-    GEMMA2,
-    GEMMA3,
-    GLM4,
-    GRANITE,
-    LLAMA,
-    MINISTRAL3,
-    MISTRAL,
-    OLMO2,
-    OLMO3,
-    PHI3,
-    QWEN2,
-    QWEN3,
-    QWEN3_MOE,
-    SEED_OSS,
-    SMOLLM3,
-    Family,
-)
+from architectures.families import classic, family
+from architectures.families.family import Family
 
 FAMILIES: dict[str, Family] = {
-    family.model_type: family
-    for family in (
-        *(LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA2, GEMMA3, PHI3, SMOLLM3, OLMO2, GRANITE),
-        *(OLMO3, EXAONE4, SEED_OSS, GLM4, MINISTRAL3, QWEN3_MOE),
-        *(OPT, GPT_NEOX, BLOOM, GPT2, GPT_BIGCODE),
-        T5,
-    )
+    each.model_type: each for module in (family, classic) for each in vars(module).values() if isinstance(each, Family)
 }
 
 # model_type of a text model inside a multimodal one -> the one that it equals for text prompts
