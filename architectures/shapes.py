@@ -11,7 +11,7 @@ from typing import Any
 from architectures.errors import UserError
 from architectures.families import FAMILIES, family_of
 from architectures.families.config_entries import TEXT_PARTS, mistake_in
-from architectures.families.family import EMBEDDING_ROLES, LLAMA, LLAMA_KEYS, Family, LayerPart
+from architectures.families.family import EMBEDDING_ROLES, LLAMA, LLAMA_KEYS, Encoder, Family, LayerPart
 
 CONFIG_KEY = "head_vocab_size"  # of config.json; `draft_vocab_size` would make llama.cpp take it for EAGLE-3
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -262,28 +262,57 @@ def first_key(config: Mapping[str, Any], keys: Sequence[str]) -> str:
     return next((key for key in keys if config.get(key) is not None), keys[0])
 
 
-def checkpoint_tensors(shape: Shape) -> dict[str, tuple[int, ...]]:
-    """Return the size of every tensor of a checkpoint under its Hugging Face name, in forward order."""
-    family = FAMILIES[shape.family]
+@dataclass(frozen=True)
+class TensorLocation:
+    """Location of a tensor in a checkpoint.
+
+    Attributes:
+        part: Its module.
+        kind: weight or bias.
+        layer: Index of its layer; None outside the layers.
+        prefix: Of the name of its layer, before the index.
+        in_encoder: True for a layer of the encoder.
+        expert: Index of its expert, if each has such a tensor.
+    """
+
+    role: str
+    part: LayerPart
+    kind: str
+    size: tuple[int, ...]
+    layer: int | None
+    prefix: str
+    in_encoder: bool
+    expert: int
+
+
+def tensor_locations(shape: Shape) -> dict[str, TensorLocation]:
+    """Return the location of every tensor of a checkpoint by its Hugging Face name, in forward order."""
+    family, after = FAMILIES[shape.family], ("final_norm", "head")
+    found: dict[str, TensorLocation] = {}
+
+    def add(parts: Mapping[str, LayerPart], layer: int | None = None, stack: Family | Encoder = family) -> None:
+        before = "" if layer is None else f"{stack.layer_prefix}{layer}."
+        for tensor, whole in shape.part_tensors(parts).items():
+            role, kind = tensor.rsplit(".", 1)
+            part, size = parts[role], whole[1:] if parts[role].stacked else whole
+            for expert, name in enumerate(part.names(shape.experts)):
+                at = (layer, stack.layer_prefix, stack is family.encoder, expert)
+                found[f"{before}{name}.{kind}"] = TensorLocation(role, part, kind, size, *at)
+
     outside = {role: part for role, part in family.outside.items() if not (role == "head" and shape.tied)}
-    after = ("final_norm", "head")
-    before = {role: part for role, part in outside.items() if role not in after}
-    sizes = named_tensors(shape, before)
+    add({role: part for role, part in outside.items() if role not in after})
     if family.encoder is not None:
         for layer in range(shape.encoder_layers):
-            sizes |= named_tensors(shape, family.encoder.layer, prefix=f"{family.encoder.layer_prefix}{layer}.")
+            add(family.encoder.layer, layer, family.encoder)
     for layer in range(shape.layers):
-        sizes |= named_tensors(shape, family.layer, prefix=f"{family.layer_prefix}{layer}.")
-    return sizes | named_tensors(shape, {role: outside[role] for role in after if role in outside})
+        add(family.layer, layer)
+    add({role: outside[role] for role in after if role in outside})
+    return found
 
 
-def named_tensors(shape: Shape, parts: Mapping[str, LayerPart], *, prefix: str = "") -> dict[str, tuple[int, ...]]:
-    return {
-        f"{prefix}{name}.{kind}": size[1:] if parts[role].stacked else size
-        for tensor, size in shape.part_tensors(parts).items()
-        for role, kind in [tensor.rsplit(".", 1)]
-        for name in parts[role].names(shape.experts)
-    }
+def checkpoint_tensors(shape: Shape) -> dict[str, tuple[int, ...]]:
+    """Return the size of every tensor of a checkpoint under its Hugging Face name, in forward order."""
+    return {name: location.size for name, location in tensor_locations(shape).items()}
 
 
 def decoder_layers(config: Mapping[str, Any], family: Family, encoder_layers: int, where: str) -> int:

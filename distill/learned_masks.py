@@ -31,10 +31,10 @@ from architectures.hub import read_config, require_whole_head
 from architectures.manifest import MANIFEST_NAME, fingerprint_checkpoint
 from architectures.pruning.masks import Masks, fold, masked, middle, plan_from_masks
 from architectures.pruning.plan import PLAN_NAME
-from architectures.pruning.prune import tensor_locations, with_dtype
+from architectures.pruning.prune import with_dtype
 from architectures.requested_shape import MasksConfig, masked_shape
 from architectures.settings import command_of
-from architectures.shapes import checkpoint_tensors
+from architectures.shapes import tensor_locations
 from architectures.target_files import carry_files
 from distill.callbacks import ConsoleReport, GradientNorm, MetricsFile, profiled_steps
 from distill.checkpoints.checkpoint_files import MASK_CHECKPOINTS_KEPT, guard_composer
@@ -373,7 +373,7 @@ def write_masks(run: Run, state: Mapping[str, Any], metrics: Mapping[str, float]
     def read(name: str) -> Tensor:
         return fold(trained[name], locations[name], gates, source).to("cpu", cast)
 
-    layout = {name: TensorInfo(cast, size) for name, size in checkpoint_tensors(source).items()}
+    layout = {name: TensorInfo(cast, location.size) for name, location in locations.items()}
     with staged_folder(out) as folder:
         write_weights(layout, read, folder)
         write_json(with_dtype(read_config(target), dtype), folder / "config.json")

@@ -35,8 +35,8 @@ from torch.distributed.tensor import DTensor, Partial
 
 from architectures.families import FAMILIES
 from architectures.pruning.plan import PruningPlan
-from architectures.pruning.prune import POST_NORMS, WRITERS, TensorLocation
-from architectures.shapes import Shape
+from architectures.pruning.prune import POST_NORMS, WRITERS
+from architectures.shapes import Shape, TensorLocation
 
 LOW, HIGH, BETA = -0.1, 1.1, 2 / 3  # stretch limits of the concrete distribution, and its temperature
 OPEN_SHIFT = -BETA * log(-LOW / HIGH)  # P(gate > 0) = sigmoid(log_alpha + OPEN_SHIFT)
@@ -361,7 +361,7 @@ def fold(tensor: Tensor, location: TensorLocation, gates: Gates, shape: Shape) -
     before, after = (factor(gates, shape, role, location.layer) for factor in (input_factor, output_factor))
     if role in POST_NORMS:
         return tensor if after is None else (tensor + family.norm_offset) * after.to(tensor) - family.norm_offset
-    axes = family.layer[role].axes if location.kind == "weight" else ("hidden",)
+    axes = location.part.axes if location.kind == "weight" else ("hidden",)
     for dim, axis in enumerate(axes):
         tensor = along(tensor, dim, after if axis == "hidden" else before)
     return tensor

@@ -8,7 +8,7 @@ mean square, so its weight grows by sqrt(channels before / after), and its epsil
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import sqrt
 from pathlib import Path
 from typing import Any
@@ -27,12 +27,20 @@ from architectures.checkpoint import (
 )
 from architectures.errors import UserError
 from architectures.families import FAMILIES
-from architectures.families.family import Family, LayerPart
+from architectures.families.family import Family
 from architectures.files import staged_folder, write_json, write_text
 from architectures.hub import read_config
 from architectures.pruning.plan import PLAN_NAME, PruningPlan
 from architectures.requested_shape import OF_SOME
-from architectures.shapes import OtherShape, Shape, checkpoint_tensors, model_shape, rope_for_transformers_4
+from architectures.shapes import (
+    OtherShape,
+    Shape,
+    TensorLocation,
+    checkpoint_tensors,
+    model_shape,
+    rope_for_transformers_4,
+    tensor_locations,
+)
 from architectures.target_files import carry_files, require_tokenizer, with_special_ids
 from architectures.vocabulary import CONFIG_KEY, DraftVocabulary, read_draft_vocabulary, write_draft_vocabulary
 from architectures.vocabulary_head import fit_rows
@@ -42,52 +50,9 @@ WRITERS = ("attention_output", "ffn_down")  # linears that write to it, unless a
 POST_NORMS = ("attention_post_norm", "ffn_post_norm")
 
 
-@dataclass(frozen=True)
-class TensorLocation:
-    """Location of a tensor in the draft.
-
-    Attributes:
-        kind: weight or bias.
-        layer: Index of its layer; None outside the layers.
-        in_encoder: True for a layer of the encoder.
-        expert: Index of its expert, if each has such a tensor.
-    """
-
-    role: str
-    kind: str
-    layer: int | None
-    prefix: str = ""
-    in_encoder: bool = False
-    expert: int = 0
-
-
-def tensor_locations(shape: Shape) -> dict[str, TensorLocation]:
-    family = FAMILIES[shape.family]
-    locations = located(shape, family.outside, TensorLocation("", "", None))
-    for layer in range(shape.layers):
-        locations |= located(shape, family.layer, TensorLocation("", "", layer, family.layer_prefix))
-    if (encoder := family.encoder) is not None:
-        for layer in range(shape.encoder_layers):
-            locations |= located(
-                shape, encoder.layer, TensorLocation("", "", layer, encoder.layer_prefix, in_encoder=True)
-            )
-    return locations
-
-
-def located(shape: Shape, parts: Mapping[str, LayerPart], at: TensorLocation) -> dict[str, TensorLocation]:
-    before = "" if at.layer is None else f"{at.prefix}{at.layer}."
-    return {
-        f"{before}{name}.{kind}": replace(at, role=role, kind=kind, expert=expert)
-        for tensor in shape.part_tensors(parts)
-        for role, kind in [tensor.rsplit(".", 1)]
-        for expert, name in enumerate(parts[role].names(shape.experts))
-    }
-
-
 def draft_tensor(plan: PruningPlan, location: TensorLocation, name: str, read: Callable[[str], Tensor]) -> Tensor:
     """Compute one tensor of the draft, in the target's dtype; in float32 if it is more than a copy."""
-    part = part_of(plan, location)
-    tensor = merged(plan, location, name, read)
+    tensor, part = merged(plan, location, name, read), location.part
     axes = part.axes[-2:] if location.kind == "weight" else (str(part.bias_axis),)
     for dim, axis in enumerate(axes):
         kept = kept_entries(plan, axis, location.layer)
@@ -105,13 +70,6 @@ def head_of_draft(plan: PruningPlan, rows_VX: Tensor) -> Tensor:
         return rows_VX
     rows_VX = fit_rows(rows_VX, plan.draft.vocab)
     return rows_VX if plan.vocabulary is None else rows_VX[torch.tensor(plan.vocabulary)]
-
-
-def part_of(plan: PruningPlan, location: TensorLocation) -> LayerPart:
-    family = FAMILIES[plan.source.family]
-    if location.in_encoder and family.encoder is not None:
-        return family.encoder.layer[location.role]
-    return (family.outside if location.layer is None else family.layer)[location.role]
 
 
 def merged(plan: PruningPlan, location: TensorLocation, name: str, read: Callable[[str], Tensor]) -> Tensor:
@@ -143,9 +101,8 @@ def source_name(plan: PruningPlan, location: TensorLocation, name: str) -> str:
 
 def name_in_layer(plan: PruningPlan, location: TensorLocation, name: str) -> str:
     """Return the name in a layer of the source for a tensor in a layer of the draft; experts may be renumbered."""
-    part = part_of(plan, location)
-    if plan.experts is not None and part.stacked and location.layer is not None:
-        return f"{part.name.format(plan.experts[location.layer][location.expert])}.{location.kind}"
+    if plan.experts is not None and location.part.stacked and location.layer is not None:
+        return f"{location.part.name.format(plan.experts[location.layer][location.expert])}.{location.kind}"
     return name.removeprefix(f"{location.prefix}{location.layer}.")
 
 
@@ -290,10 +247,10 @@ def require_whole_source(weights: Weights, source: Shape) -> None:
 
 
 def draft_layout(plan: PruningPlan, weights: Weights, dtype: str | None) -> dict[str, TensorInfo]:
-    layout, locations = {}, tensor_locations(plan.draft)
-    for name, size in checkpoint_tensors(plan.draft).items():
-        source = source_name(plan, locations[name], name)
-        layout[name] = TensorInfo(weights.info[source].dtype if dtype is None else getattr(torch, dtype), size)
+    layout = {}
+    for name, location in tensor_locations(plan.draft).items():
+        own = weights.info[source_name(plan, location, name)].dtype
+        layout[name] = TensorInfo(own if dtype is None else getattr(torch, dtype), location.size)
     return layout
 
 
