@@ -116,11 +116,6 @@ class Shape:
             return self.heads * self.head_dim
         return self.kv_heads * self.head_dim if name == "key_value" else getattr(self, name)
 
-    def has_bias(self, part: LayerPart) -> bool:
-        if part.bias_axis is None:
-            return False
-        return getattr(self, part.bias) if isinstance(part.bias, str) else part.bias
-
     def part_tensors(self, parts: Mapping[str, LayerPart]) -> dict[str, tuple[int, ...]]:
         """Return the size of every tensor of some modules, under role.weight or role.bias; of all experts as one."""
         sizes: dict[str, tuple[int, ...]] = {}
@@ -128,7 +123,7 @@ class Shape:
             if part.when and not getattr(self, part.when):
                 continue
             sizes[f"{role}.weight"] = tuple(self.axis(axis) for axis in part.axes)
-            if part.bias_axis is not None and self.has_bias(part):
+            if part.bias_axis is not None and (getattr(self, part.bias) if isinstance(part.bias, str) else part.bias):
                 sizes[f"{role}.bias"] = (self.axis(part.bias_axis),)
         return sizes
 
@@ -475,7 +470,8 @@ def context_length(config: Mapping[str, Any], *, where: str) -> ContextLength | 
     default = 0 if family is None else family.default_context
     tokens = default if config.get(key) is None else required(config, key, where)
     plain = ContextLength(tokens, f"{key} is {tokens}")
-    stated_scaled = is_gemma_3(config) if family is None else family.scaled_context
+    # A larger Gemma 3, of an unknown family, states its length after scaling too.
+    stated_scaled = str(config.get("model_type")).startswith("gemma3") if family is None else family.scaled_context
     scaled = [] if stated_scaled else [scale(plain, rope, config, where) for rope in ropes(config, where)]
     return max(scaled, key=lambda each: each.tokens, default=plain)
 
@@ -490,11 +486,6 @@ def smallest_of_others(config: Mapping[str, Any], where: str) -> str | None:
     )
     given = [key for key in KEYS_OF_OTHERS if config.get(key) is not None]
     return None if any(by_distance) else min(given, key=lambda key: required(config, key, where), default=None)
-
-
-def is_gemma_3(config: Mapping[str, Any]) -> bool:
-    """Return True for a larger Gemma 3 of an unknown family, which also states its length after scaling."""
-    return str(config.get("model_type")).startswith("gemma3")
 
 
 def ropes(config: Mapping[str, Any], where: str) -> Iterator[Mapping[str, Any]]:

@@ -118,7 +118,8 @@ def tiny_config(config: Mapping[str, Any], shape: Shape) -> dict[str, Any]:
     small |= {"tie_word_embeddings": shape.tied, "bos_token_id": BOS_ID, "eos_token_id": EOS_ID, "pad_token_id": PAD_ID}
     small["initializer_range"] = 0.2  # wide enough that a random model's choices differ between positions
     if isinstance(shape, OtherShape):
-        small |= {key: small_size(key, config[key]) for key in SMALL if config.get(key)}
+        given = {key: (size, config[key]) for key, size in SMALL.items() if config.get(key)}
+        small |= {key: [size] * len(own) if isinstance(own, list) else size for key, (size, own) in given.items()}
         if shape.kv_heads == shape.heads and config.get("num_key_value_heads"):
             small["num_key_value_heads"] = SMALL["num_attention_heads"]
         return small_layers(small, shape.layers)
@@ -135,11 +136,6 @@ def tiny_config(config: Mapping[str, Any], shape: Shape) -> dict[str, Any]:
     if "word_embed_proj_dim" in config:  # OPT
         small["word_embed_proj_dim"] = shape.hidden
     return small | {"architectures": [family.architecture]}
-
-
-def small_size(key: str, value: Any) -> Any:
-    """Return the size of a tiny model, or its list if the family has one per layer."""
-    return [SMALL[key]] * len(value) if isinstance(value, list) else SMALL[key]
 
 
 def small_layers(config: Mapping[str, Any], count: int) -> dict[str, Any]:

@@ -44,7 +44,7 @@ from distill.losses import cross_entropy, forward_kl
 from distill.recipe.sections import split_time, teacher_dtype
 from distill.run import Run, shape_of
 from distill.stage_inputs import mask_inputs
-from distill.teacher import Teacher, TeacherRows, load_sharded_teacher, load_teacher, without_weights
+from distill.teacher import Teacher, TeacherRows, load_sharded_teacher, load_teacher
 from distill.text_data import text_eval_loaders, text_loader
 from distill.text_training import DynamicLoading, RandomStateOnResume, held_out_losses, reference_losses
 from distill.trainer import (
@@ -56,6 +56,7 @@ from distill.trainer import (
     recompute_layers,
     training_device,
 )
+from eval.large_targets import without_weights
 from eval.models import load_model, load_tokenizer, require_rows
 
 WARMUP, ALPHA_F = "0.1dur", 0.1  # of the learning rates, as in Sheared LLaMA

@@ -9,7 +9,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -158,22 +158,9 @@ def padding_multiple() -> int:
     return GPU_PADDING if torch.cuda.is_available() else 1
 
 
-@dataclass(frozen=True)
-class Widths:
-    """Widths of micro-batches, as arguments of cut_padding."""
-
-    multiple: int = 1
-    longest: int | None = None
-
-    @classmethod
-    def of(cls, recipe: Recipe) -> "Widths":
-        return cls(padding_multiple(), recipe.data.max_seq_len)
-
-    def fit(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return cut_padding(batch, multiple=self.multiple, longest=self.longest)
-
-
-AS_THEY_ARE = Widths()
+def padding_for(recipe: Recipe) -> Callable[[Mapping[str, Tensor]], dict[str, Tensor]]:
+    """Return the transform that gives the micro-batches of a recipe their width."""
+    return partial(cut_padding, multiple=padding_multiple(), longest=recipe.data.max_seq_len)
 
 
 def split_batch(batch: Mapping[str, Tensor], microbatch_size: int) -> list[dict[str, Tensor]]:
@@ -211,7 +198,7 @@ def build_dataspec(
     shuffle: bool,
     seed: int,
     rewritten: Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]] | None = None,
-    widths: Widths = AS_THEY_ARE,
+    fit: Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]] = cut_padding,
 ) -> DataSpec:
     """Build the data of Composer's trainer: this rank's share of the dataset, prefetched.
 
@@ -221,6 +208,7 @@ def build_dataspec(
     Args:
         device_batch_size: Sequences per batch of this rank.
         rewritten: Transforms a batch before training.
+        fit: Transforms a micro-batch.
     """
     sampler = dist.get_sampler(dataset, shuffle=shuffle, seed=seed)
     loader = ReadAhead(dataset, batch_size=device_batch_size, sampler=sampler, collate_fn=dataset.collate)
@@ -228,6 +216,6 @@ def build_dataspec(
         loader,
         batch_transforms=rewritten,
         split_batch=split_batch,  # pyright: ignore[reportArgumentType]  # sizes here are never fractions
-        microbatch_transforms=widths.fit,
+        microbatch_transforms=fit,
         get_num_tokens_in_batch=count_tokens,  # pyright: ignore[reportArgumentType]  # a dict, as Composer documents
     )

@@ -13,19 +13,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate import init_empty_weights
 from composer.utils import dist
 from torch import Tensor
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from architectures.shapes import Shape, model_shape
-from distill.chunked_loss import FrozenRows, Head, ResponseLogits, logits_of, vocab_size_of
+from distill.chunked_loss import FrozenRows, Head, ResponseLogits, vocab_size_of
 from distill.estimate import forward_flops, head_flops, responses_in
 from distill.teacher_cache import rows_in
-from eval.models import load_config, load_model
+from eval.large_targets import without_weights
+from eval.models import load_model
 
 
 @dataclass(frozen=True)
@@ -80,12 +79,6 @@ class Teacher:
     @property
     def vocab_size(self) -> int:
         return vocab_size_of(self.model.lm)
-
-    @torch.no_grad()
-    def logits(self, input_ids_BT: Tensor, keep_BT: Tensor, prompt_len_B1: Tensor | None = None) -> Tensor:
-        """Return logits_AV at the kept positions, in the teacher's dtype regardless of autocast."""
-        with torch.autocast(self.device_type, enabled=False):
-            return self.model(input_ids_BT, keep_BT, logits_of, prompt_len_B1=prompt_len_B1)
 
     @torch.no_grad()
     def rows(self, batch: Mapping[str, Tensor], *, vocab_size: int, ids_K: Tensor | None = None) -> TeacherRows:
@@ -198,15 +191,6 @@ def load_sharded_teacher(target: Path, *, dtype: str, device: str, packing: bool
     options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
     set_model_state_dict(model.lm, weights, options=options)
     return Teacher(model)
-
-
-def without_weights(target: Path, *, dtype: str) -> PreTrainedModel:
-    """Build the model with parameters on the meta device; buffers, which no checkpoint holds, are real."""
-    config = load_config(target)
-    with init_empty_weights(include_buffers=False):
-        lm = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype), trust_remote_code=False)
-    lm.tie_weights()
-    return lm
 
 
 def shard(model: ResponseLogits, *, device: str) -> None:

@@ -45,7 +45,7 @@ from architectures.vocabulary_head import begin_unknown, with_unknown
 from distill.callbacks import EvaluationIntervals, GradientNorm, StepTimer, build_loggers, profiled_steps
 from distill.checkpoints.checkpoint_files import guard_composer
 from distill.checkpoints.folders import newest_intact_checkpoint
-from distill.checkpoints.saving import CheckpointWriter, read_checkpoint
+from distill.checkpoints.saving import CheckpointWriter, agreed, read_checkpoint
 from distill.chunked_loss import ResponseLogits
 from distill.data.batches import ResponseDataset, UnknownInputs
 from distill.distributed import reject_differing
@@ -56,7 +56,7 @@ from distill.model import DistillModel, HeldOut
 from distill.online.learning import request_training
 from distill.recipe import sections
 from distill.recipe.recipe import Recipe
-from distill.response_batches import Widths, build_dataspec, padding_multiple
+from distill.response_batches import build_dataspec, padding_for, padding_multiple
 from distill.rollouts import Generation, Rollouts
 from distill.run import Run, identity_values
 from distill.teacher import AbsentTeacher, CachedTeacher, Teacher, load_sharded_teacher, load_teacher
@@ -228,10 +228,7 @@ def on_rank_0(make: Callable[[], Value]) -> Value:
     """Return on every rank what rank 0 made; call before or after `init_distributed`."""
     if dist.get_world_size() > 1:
         dist.initialize_dist(training_device(), timeout=DIST_TIMEOUT_S)
-    made = [make() if dist.get_global_rank() == 0 else None]
-    dist.broadcast_object_list(made, src=0)
-    assert made[0] is not None  # set by rank 0
-    return made[0]
+    return agreed(make() if dist.get_global_rank() == 0 else None)
 
 
 def newest_for_all(folder: Path) -> Path | None:
@@ -341,7 +338,7 @@ def build_trainer(
         device_batch_size=config.device_eval_batch_size,
         shuffle=False,
         seed=recipe.seed,
-        widths=Widths.of(recipe),
+        fit=padding_for(recipe),
     )
     guard_composer()
     folder = checkpoint if checkpoint is not None and checkpoint.is_dir() else None
@@ -419,8 +416,8 @@ def response_training(
 ) -> tuple[DataSpec, list[Callback]]:
     """Return this process's batches of responses, and the callback that regenerates some of them."""
     samples, data, seed = run.recipe.distill.samples, run.recipe.data, run.recipe.seed
-    widths, student = Widths.of(run.recipe), model.student.lm
-    build = partial(build_dataspec, train_set, device_batch_size=batch_size, shuffle=True, seed=seed, widths=widths)
+    fit, student = padding_for(run.recipe), model.student.lm
+    build = partial(build_dataspec, train_set, device_batch_size=batch_size, shuffle=True, seed=seed, fit=fit)
     if samples == "teacher":
         return build(), []
     teacher = None
@@ -479,16 +476,13 @@ def build_optimizer(config: sections.OptimizerConfig, model: DistillModel) -> to
 
 def build_scheduler(config: sections.SchedulerConfig) -> optim.ComposerScheduler:
     """Build the learning rate schedule; Composer's classes with warm-up warn if there is none."""
-    if sections.split_time(config.t_warmup)[0] == 0:
-        return {
-            "constant_with_warmup": optim.ConstantScheduler(),
-            "linear_decay_with_warmup": optim.LinearScheduler(alpha_f=config.alpha_f),
-            "cosine_with_warmup": optim.CosineAnnealingScheduler(alpha_f=config.alpha_f),
-        }[config.name]
-    return {
-        "constant_with_warmup": optim.ConstantWithWarmupScheduler(t_warmup=config.t_warmup),
-        "linear_decay_with_warmup": optim.LinearWithWarmupScheduler(t_warmup=config.t_warmup, alpha_f=config.alpha_f),
-        "cosine_with_warmup": optim.CosineAnnealingWithWarmupScheduler(
-            t_warmup=config.t_warmup, alpha_f=config.alpha_f
-        ),
-    }[config.name]
+    kinds: dict[str, tuple[Any, Any]] = {  # without warm-up, and with it
+        "constant_with_warmup": (optim.ConstantScheduler, optim.ConstantWithWarmupScheduler),
+        "linear_decay_with_warmup": (optim.LinearScheduler, optim.LinearWithWarmupScheduler),
+        "cosine_with_warmup": (optim.CosineAnnealingScheduler, optim.CosineAnnealingWithWarmupScheduler),
+    }
+    has_warmup = sections.split_time(config.t_warmup)[0] > 0
+    settings: dict[str, Any] = {"t_warmup": config.t_warmup} if has_warmup else {}
+    if config.name != "constant_with_warmup":
+        settings["alpha_f"] = config.alpha_f
+    return kinds[config.name][has_warmup](**settings)

@@ -109,12 +109,10 @@ def record_responses(
 ) -> Responses:
     """Generate the target's responses into out/responses unless they exist; each process generates a part."""
     assert config.max_prompt_len is not None, "set by the scorecard"
-    # Greedy decoding uses only the penalty.
-    penalty_only = SamplingConfig(repetition_penalty=config.sampling.repetition_penalty)
     settings = DecodingSettings(
         max_new_tokens=config.max_new_tokens,
         temperature=temperature,
-        **(config.sampling if temperature > 0 else penalty_only).model_dump(),
+        **SamplingConfig.model_validate(config.sampling.that_count(temperature)).model_dump(),
         batch_size=config.batch_size,
         shard_size=config.batch_size,
         max_prompt_len=config.max_prompt_len,

@@ -90,12 +90,8 @@ def wrong(where: str, name: str, expected: str, value: Any) -> RowError:
     except RecursionError:  # json.dumps has less stack left than json.loads had
         shown = "a deeply nested value"
     shown = shown if len(shown) <= 40 else f"{shown[:40]}…"
-    kind = f"{without_indices(name)} must be {expected}"
+    kind = re.sub(r"\d", "", f"{name} must be ") + expected
     return RowError(f"{where}: {name} must be {expected}, got {shown}. Fix or delete this row.", kind)
-
-
-def without_indices(name: str) -> str:
-    return "".join(character for character in name if not character.isdigit())
 
 
 def checked_list(value: Any, name: str, where: str) -> list[Any]:

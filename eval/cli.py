@@ -403,7 +403,7 @@ def opened_here(settings: BenchmarkSettings, prompts: "Sequence[Prompt]") -> Ite
         settings.lookup_first(),
     )
     described = {
-        "target": loaded[0].identities()[0],
+        "target": loaded[0].target_identity(),
         "drafts": {name: pair.draft_identity() for name, pair in pairs.items()},
     }
     yield runs_of.methods(setup, settings.ks, assisted=settings.assisted), rendered, described, lambda *_: None

@@ -25,7 +25,7 @@ from typing import Any
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.nn.functional import linear
 from transformers import (
@@ -42,7 +42,7 @@ from transformers import (
 from transformers import __version__ as transformers_version
 from transformers.utils import logging as transformers_logging
 
-from architectures.checkpoint import require_files_of_folder
+from architectures.checkpoint import read_entries, require_files_of_folder
 from architectures.errors import UserError
 from architectures.families import FAMILIES, quantised
 from architectures.files import read_json_object, require_regular
@@ -69,7 +69,9 @@ class Packed:
     def of(self, weight_OI: Tensor) -> Tensor:
         now = weight_OI.data_ptr(), 0 if weight_OI.is_inference() else weight_OI._version  # noqa: SLF001
         if self.weight is None or self.made_of != now:
-            self.weight, self.made_of = packed_weight(weight_OI.detach()), now
+            pack = torch.ops.mkldnn._reorder_linear_weight  # noqa: SLF001  # no public name
+            packed: Tensor = pack(weight_OI.detach(), ROWS_PACKED_FOR)  # pyright: ignore[reportCallIssue]  # torch.ops has no types
+            self.weight, self.made_of = packed, now
         return self.weight
 
     def __deepcopy__(self, memo: dict[int, object]) -> "Packed":
@@ -114,28 +116,16 @@ def bytes_to_pack(model: nn.Module) -> int:
 
 
 def quick_forward(layer: nn.Linear, packed: Packed | None, inputs: Tensor) -> Tensor:
-    """Compute a linear layer with oneDNN in inference mode, otherwise with PyTorch's default."""
+    """Compute a linear layer with oneDNN in inference mode, otherwise with PyTorch's default.
+
+    The operation is that of TorchInductor for linear layers.
+    """
     if not torch.is_inference_mode_enabled() or torch.compiler.is_compiling():
         return linear(inputs, layer.weight, layer.bias)
     rows = inputs.numel() // inputs.shape[-1]
     weight = packed.of(layer.weight) if packed is not None and rows <= FEW_ROWS else layer.weight
-    return onednn_product(inputs, weight, layer.bias)
-
-
-def packed_weight(weight_OI: Tensor) -> Tensor:
-    pack = torch.ops.mkldnn._reorder_linear_weight  # noqa: SLF001  # no public name
-    return pack(weight_OI, ROWS_PACKED_FOR)  # pyright: ignore[reportCallIssue]  # torch.ops has no types
-
-
-def onednn_product(inputs: Tensor, weight: Tensor, bias_O: Tensor | None) -> Tensor:
-    """Compute x W^T + b with the operation that TorchInductor uses for linear layers.
-
-    Args:
-        inputs: [..., I].
-        weight: weight_OI, or packed.
-    """
     product = torch.ops.mkldnn._linear_pointwise  # noqa: SLF001  # no public name
-    return product(inputs, weight, bias_O, "none", [], "")  # pyright: ignore[reportCallIssue]  # torch.ops has no types
+    return product(inputs, weight, layer.bias, "none", [], "")  # pyright: ignore[reportCallIssue]  # torch.ops has no types
 
 
 MAX_NAMES_SHOWN = 5
@@ -495,12 +485,6 @@ def one_line(error: Exception) -> str:
 # Facts of a model, for records
 
 
-def decoding_layers(model: PreTrainedModel) -> int:
-    """Return the number of layers of a decoding step; of an encoder-decoder model, those of its decoder."""
-    config = model.config.get_text_config(decoder=True)
-    return getattr(config, "num_decoder_layers", None) or config.num_hidden_layers
-
-
 def model_facts(folder: Path, model: PreTrainedModel) -> dict[str, Any]:
     """Return the fields of eval.scorecard_schema.ScoredModel."""
     config, ids_K = model.config.get_text_config(decoder=True), head_ids(model)
@@ -508,7 +492,7 @@ def model_facts(folder: Path, model: PreTrainedModel) -> dict[str, Any]:
         "path": str(folder),
         "fingerprint": fingerprint_checkpoint(folder),
         "model_type": config.model_type,
-        "layers": decoding_layers(model),
+        "layers": getattr(config, "num_decoder_layers", None) or config.num_hidden_layers,
         "hidden": config.hidden_size,
         "parameters": model.num_parameters(),
         "dtype": str(model.dtype).removeprefix("torch."),
@@ -597,9 +581,7 @@ def reject_whole_numbers(folder: Path, model: PreTrainedModel) -> None:
     """Raise UserError naming the first weight stored as integers, which transformers would load as weights."""
     weights = {name for name, parameter in model.named_parameters() if parameter.is_floating_point()}
     for file in sorted(folder.glob("*.safetensors")):
-        with safe_open(file, framework="pt") as reader:
-            stored = {name: reader.get_slice(name).get_dtype() for name in reader.keys()}  # noqa: SIM118 - not a dict
-        for name, code in stored.items():
+        for name, (code, _) in read_entries(file).items():
             if code.startswith(WHOLE) and any(weight == name or weight.endswith(f".{name}") for weight in weights):
                 raise UserError(
                     f"{file}: {name} has dtype {code}, which is not supported. Dequantise quantised checkpoints "

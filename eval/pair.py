@@ -36,10 +36,9 @@ class LoadedPair:
     def stop_ids(self) -> AbstractSet[int]:
         return stop_token_ids(self.target)
 
-    def identities(self) -> tuple[ModelIdentity, ModelIdentity]:
+    def target_identity(self) -> ModelIdentity:
         target = identity_of(self.folders[0], self.target)
-        packed = target if self.bits is None else replace(target, dtype=f"{self.bits} bits")
-        return packed, self.draft_identity()
+        return target if self.bits is None else replace(target, dtype=f"{self.bits} bits")
 
     def draft_identity(self) -> ModelIdentity:
         return identity_of(self.folders[1], self.draft)

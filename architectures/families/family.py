@@ -255,14 +255,11 @@ class Family:
         return all_but_each(config.get(self.rope_pattern.key, self.rope_pattern.default), layers)
 
     def biases(self, config: Mapping[str, Any]) -> dict[str, bool]:
-        rules = {"qkv_bias": self.qkv_bias, "output_bias": self.output_bias, "ffn_bias": self.ffn_bias}
-        entries = {
-            name: ConfigEntry(rule, default=False) if isinstance(rule, str) else rule for name, rule in rules.items()
-        }
-        return {
-            name: entry if isinstance(entry, bool) else bool(config.get(entry.key, entry.default))
-            for name, entry in entries.items()
-        }
+        def is_set(rule: BiasRule) -> bool:
+            entry = ConfigEntry(rule, default=False) if isinstance(rule, str) else rule
+            return entry if isinstance(entry, bool) else bool(config.get(entry.key, entry.default))
+
+        return {name: is_set(getattr(self, name)) for name in ("qkv_bias", "output_bias", "ffn_bias")}
 
     @property
     def stored_copies(self) -> tuple[str, ...]:

@@ -334,7 +334,7 @@ def turn_source(conversation: Conversation, number: int) -> str:
 def count_given(out: Path, conversations: Sequence[Conversation]) -> tuple[SplitCounts, int]:
     """Count the training responses on disk, and those missing; print how many conversations the template splits."""
     traces = read_traces(out, "train") if conversations else []
-    rows = [list(group) for _, group in groupby(traces, key=row_of)]
+    rows = [list(group) for _, group in groupby(traces, key=lambda trace: re.sub(r"#[0-9]+$", "", trace.source))]
     breaks = [sum(not follows(*pair) for pair in pairwise(row)) for row in rows]
     num_split = sum(map(bool, breaks))
     if num_split:
@@ -352,10 +352,6 @@ def count_given(out: Path, conversations: Sequence[Conversation]) -> tuple[Split
         split=num_split,
     )
     return counts, sum(len(each.responses) for each in conversations) - len(traces)
-
-
-def row_of(trace: Trace) -> str:
-    return re.sub(r"#[0-9]+$", "", trace.source)
 
 
 def follows(earlier: Trace, later: Trace) -> bool:

@@ -33,7 +33,7 @@ from distill.model import DistillModel
 from distill.online import serving
 from distill.recipe.recipe import save_recipe
 from distill.recipe.sections import OnlineConfig, teacher_dtype
-from distill.response_batches import Widths, split_batch
+from distill.response_batches import padding_for, split_batch
 from distill.run import RECIPE_NAME, Run
 from distill.stage_inputs import stream_baselines
 from distill.teacher import CachedTeacher
@@ -369,7 +369,7 @@ def request_training(
     data = DataSpec(
         DataLoader(feed, batch_size=None),
         split_batch=split_batch,  # pyright: ignore[reportArgumentType]  # as in distill/response_batches.py
-        microbatch_transforms=Widths.of(recipe).fit,
+        microbatch_transforms=padding_for(recipe),
         get_num_tokens_in_batch=count_tokens,  # pyright: ignore[reportArgumentType]
     )
     return data, [Updates(feed, guard, folder=folder, checkpoints=run.checkpoints.path)], max_duration

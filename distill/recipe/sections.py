@@ -71,13 +71,9 @@ def split_time(time: str) -> tuple[float, str]:
     return float(match[1]), match[2]
 
 
-def as_list(value: Any) -> Any:
-    return (value,) if isinstance(value, Mapping) else value
-
-
 ChatTemplateKwargs = Annotated[
     tuple[dict[str, Any], ...],
-    BeforeValidator(as_list),
+    BeforeValidator(lambda value: (value,) if isinstance(value, Mapping) else value),
     Field(min_length=1, strict=False),
     WithJsonSchema({"anyOf": [{"type": "object"}, {"type": "array", "minItems": 1, "items": {"type": "object"}}]}),
 ]
