@@ -10,21 +10,12 @@ from itertools import cycle, islice
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+from architectures import hub
 from architectures.compatibility import LABELS, EngineName, Pair, Problem, check, one_setting, read_model
 from architectures.console import Table, facts, plural
 from architectures.errors import UserError
 from architectures.families import FAMILIES
 from architectures.files import free_bytes
-from architectures.hub import (
-    NOT_HERE,
-    cached_config,
-    config_at_hand,
-    is_gguf,
-    is_multimodal,
-    local_path,
-    packaged_words,
-    read_config,
-)
 from architectures.pruning.plan import draft_and_origin, needed_scores
 from architectures.shapes import NAMED_SHAPES, ContextLength, Shape, context_length, model_shape
 from architectures.target_files import require_tokenizer
@@ -34,24 +25,10 @@ from architectures.vocabulary import (
     reject_small_head,
     with_requested_head,
 )
+from distill import estimate
 from distill.data.conversations import Conversation, load_conversations
 from distill.draft_vocabulary import require_possible_ids
-from distill.estimate import (
-    GIB,
-    PROCESSES_PER_MACHINE,
-    Device,
-    Encode,
-    PlannedShapes,
-    Rows,
-    Work,
-    disk_bytes,
-    expected_steps,
-    expected_work,
-    find_device,
-    finished_counts,
-    stage_memory,
-    stage_seconds,
-)
+from distill.estimate import GIB, Rows
 from distill.hub.push import reject_unpublishable
 from distill.recipe.recipe import Recipe
 from distill.recipe.sections import TIED_AND_FROZEN, missing_package, reject_k_beyond
@@ -98,7 +75,7 @@ def facts_table(rows: Sequence[Row], *, verbose: bool) -> Table:
 # --- shapes of a run, from config files only -----------------------------------------------------------------------
 
 
-def planned_shapes(recipe: Recipe) -> PlannedShapes:
+def planned_shapes(recipe: Recipe) -> estimate.PlannedShapes:
     """Compute the shapes of target, source and draft.
 
     Raises:
@@ -114,15 +91,15 @@ def planned_shapes(recipe: Recipe) -> PlannedShapes:
         unread += () if is_read else (wanted.source_at[0],)
     draft, how = draft_and_origin(wanted, source, recipe.seed)
     draft = with_requested_head(replace(draft, vocab=target.vocab), wanted.vocabulary)
-    return PlannedShapes(target, source, draft, how, (length, source_length), unread)
+    return estimate.PlannedShapes(target, source, draft, how, (length, source_length), unread)
 
 
 def shape_at_hand(key: str, path: str, revision: str) -> tuple[Shape, ContextLength | None, bool]:
     """Return shape and context length of a checkpoint, and True if its own config.json has them."""
     try:
-        config, own = config_at_hand(path, revision)
+        config, own = hub.config_at_hand(path, revision)
     except UserError as error:
-        absent = not is_gguf(path) and not packaged_words(path) and not Path(path).exists()
+        absent = not hub.is_gguf(path) and not hub.packaged_words(path) and not Path(path).exists()
         hint = f" A GGUF file becomes this directory by `widedraft import FILE --to {path}`." if absent else ""
         raise UserError(f"{key}: {error}{hint}") from error
     return model_shape(config, where=path), context_length(config, where=path), own
@@ -155,7 +132,7 @@ def check_recipe(
 
     # Read everything that can be read, and collect all errors.
     run = Run.of(recipe)
-    on = attempt(find_device, device)
+    on = attempt(estimate.find_device, device)
     on_gpu = on is not None and on.is_gpu
     attempt(require_run_folder, run)
     attempt(reject_unpublishable, recipe)
@@ -167,7 +144,7 @@ def check_recipe(
     for source in recipe.eval.tasks:
         attempt(read_rows, source)
     template = attempt(malformed.raise_any if shapes is None else partial(reject_unrendered, run, sources, malformed))
-    counts = attempt(finished_counts, recipe)
+    counts = attempt(estimate.finished_counts, recipe)
     encode, engines = None, None
     if shapes is not None:
         encode = encoder_at_hand(run)
@@ -175,15 +152,15 @@ def check_recipe(
         if recipe.distill.freeze_input_embeddings and shapes.draft.tied:
             problems.append(TIED_AND_FROZEN)
         engines = attempt(engine_rows, recipe, shapes.draft, on_gpu=on_gpu)
-    work = None if problems else attempt(expected_work, recipe, sources, counts, encode)
+    work = None if problems else attempt(estimate.expected_work, recipe, sources, counts, encode)
     if problems or shapes is None or work is None:
         raise UserError("\n".join(problems))
 
     # Raise if a device is too small, assuming a full machine of processes if the number is not given.
     gib = device_gib or (None if on is None else on.memory_gib)
-    among = processes or PROCESSES_PER_MACHINE
+    among = processes or estimate.PROCESSES_PER_MACHINE
     sequences = (work.sequences if recipe.distill.online is None else None) or None
-    needed = stage_memory(recipe, shapes, processes=among, on_gpu=on_gpu, sequences=sequences)
+    needed = estimate.stage_memory(recipe, shapes, processes=among, on_gpu=on_gpu, sequences=sequences)
     too_large = {stage: size for stage, parts in needed.items() if gib and (size := sum(parts.values()) / GIB) > gib}
     if too_large:
         one_of = f"one of {plural(among, 'process', 'processes')}"
@@ -194,7 +171,7 @@ def check_recipe(
             )
         )
 
-    memory = stage_memory(recipe, shapes, processes=processes or 1, on_gpu=on_gpu, sequences=sequences)
+    memory = estimate.stage_memory(recipe, shapes, processes=processes or 1, on_gpu=on_gpu, sequences=sequences)
     limit, free = "" if gib is None else f" of {gib:g}", free_bytes(Path(recipe.run_dir)) / GIB
     unopened = [str(named.name) for named, rows in zip(recipe.data.prompts, sources, strict=True) if rows is None]
     wanted = recipe.architecture
@@ -205,13 +182,13 @@ def check_recipe(
         Row("pruned by", shapes.how),
         *(engines or []),
         *(Row("memory", *in_gib(parts, limit, f"{stage} ")) for stage, parts in memory.items()),
-        Row("disk", *in_gib(disk_bytes(recipe, shapes, work), f" of {free:.0f} free")),
+        Row("disk", *in_gib(estimate.disk_bytes(recipe, shapes, work), f" of {free:.0f} free")),
         *work_rows(recipe, work),
         Row("hours", hours(recipe, shapes, work, on)),
         *([Row("malformed rows", f"{sum(malformed.counts.values())}", " left out")] if malformed.counts else []),
         *([Row("chat template", "none", ": prompts are continued as raw text")] if template is False else []),
         *(
-            Row("not checked", " ".join([path, packaged_words(path)]).strip(), f": {NOT_HERE}")
+            Row("not checked", " ".join([path, hub.packaged_words(path)]).strip(), f": {hub.NOT_HERE}")
             for path in shapes.unread
         ),
         *(Row("not checked", f"data set {name}", ": opened by generate") for name in unopened if counts is None),
@@ -264,7 +241,7 @@ def reject_unrendered(run: Run, sources: Sequence[Rows | None], malformed: RowEr
     return bool(tokenizer.chat_template)
 
 
-def attempt_rules(recipe: Recipe, shapes: PlannedShapes, attempt: Callable[..., object]) -> None:
+def attempt_rules(recipe: Recipe, shapes: estimate.PlannedShapes, attempt: Callable[..., object]) -> None:
     """Attempt checks that raise UserError for failures of later stages, some of them hours after the start."""
     target, draft, run, wanted = shapes.target, shapes.draft, Run.of(recipe), recipe.architecture
     held = {"dtype": recipe.target.dtype, "holding": recipe.target.holding}
@@ -286,10 +263,10 @@ def attempt_rules(recipe: Recipe, shapes: PlannedShapes, attempt: Callable[..., 
 
 def reject_damaged(path: str, revision: str, *, needs_tokenizer: bool = True) -> None:
     """Raise UserError if a local checkpoint has no tokenizer, or other tensors than its config; reads only headers."""
-    folder = local_path(path, revision)
+    folder = hub.local_path(path, revision)
     if folder is None:
         return
-    if is_gguf(folder):
+    if hub.is_gguf(folder):
         from architectures.gguf_import import open_gguf
 
         open_gguf(folder)
@@ -299,8 +276,8 @@ def reject_damaged(path: str, revision: str, *, needs_tokenizer: bool = True) ->
 
     if needs_tokenizer:
         require_tokenizer(folder)
-    shape = model_shape(read_config(folder), where=str(folder / "config.json"))
-    if shape.family in FAMILIES and not is_multimodal(folder):
+    shape = model_shape(hub.read_config(folder), where=str(folder / "config.json"))
+    if shape.family in FAMILIES and not hub.is_multimodal(folder):
         require_whole(open_weights(folder, base_prefix=FAMILIES[shape.family].base_prefix), shape)
     else:
         for name in shard_names(folder):
@@ -397,12 +374,12 @@ def engine_rows(recipe: Recipe, draft: Shape, *, on_gpu: bool) -> list[Row]:
 def tokenizer_folder(run: Run) -> Path | None:
     """Return the directory of the target's tokenizer, if readable without downloads or conversion."""
     path, revision = run.recipe.target.path, run.recipe.target.revision
-    folder = run.imported_target if is_gguf(path) else local_path(path, revision)
-    folder = folder or cached_config(path, revision)
+    folder = run.imported_target if hub.is_gguf(path) else hub.local_path(path, revision)
+    folder = folder or hub.cached_config(path, revision)
     return folder if folder is not None and (folder / TOKENIZER).is_file() else None
 
 
-def encoder_at_hand(run: Run) -> Encode | None:
+def encoder_at_hand(run: Run) -> estimate.Encode | None:
     """Return the target's tokenizer as a function; None if it is not available locally."""
     from tokenizers import Tokenizer
 
@@ -418,14 +395,14 @@ def in_gib(parts: Mapping[str, int], limit: str, stage: str = "") -> tuple[str, 
     return f"{stage}{sum(parts.values()) / GIB:.2f}{limit} GiB", f": {each}"
 
 
-def work_rows(recipe: Recipe, work: Work) -> list[Row]:
+def work_rows(recipe: Recipe, work: estimate.Work) -> list[Row]:
     config, bound = recipe.distill, "at most " if work.is_bound else ""
     prompts = "unknown until generate opens the data set" if work.prompts is None else f"{bound}{work.prompts:,}"
     rows = [Row("prompts", f"{prompts}, {recipe.data.num_eval_prompts} held out")]
     if recipe.architecture.method == "learned_masks":
         masks = recipe.architecture.masks
         rows.append(Row("mask steps", f"{masks.max_duration} of {masks.global_train_batch_size} sequences"))
-    length, sequence, _ = expected_steps(recipe, work)
+    length, sequence, _ = estimate.expected_steps(recipe, work)
     if config.online is not None:
         steps = f"{config.online.steps_per_update} after every {config.online.update_interval} requests"
     elif length is None:
@@ -438,10 +415,10 @@ def work_rows(recipe: Recipe, work: Work) -> list[Row]:
     return [*rows, Row("steps", steps)]
 
 
-def hours(recipe: Recipe, shapes: PlannedShapes, work: Work, device: Device | None) -> str:
+def hours(recipe: Recipe, shapes: estimate.PlannedShapes, work: estimate.Work, device: estimate.Device | None) -> str:
     if device is None:
         return "unknown: this device was not measured; --device NAME computes those of another"
-    seconds = stage_seconds(recipe, shapes, work, device)
+    seconds = estimate.stage_seconds(recipe, shapes, work, device)
     if not seconds:
         return f"unknown: no training in {recipe.distill.precision} was measured on {device.name}"
     stages = ", ".join(f"{name} {'unknown' if s is None else rounded(s / 3600)}" for name, s in seconds.items())

@@ -12,26 +12,13 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 from omegaconf import OmegaConf
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
+from architectures import settings as fields
 from architectures.console import terminal
 from architectures.errors import UserError
 from architectures.gguf_format import GgufKind, file_name
 from architectures.hub import resolve_checkpoint
 from architectures.manifest import fingerprint_checkpoint, fingerprint_value, flat
-from architectures.settings import (
-    MOST,
-    WHOLE,
-    DeviceMemoryGib,
-    Draft,
-    Dtype,
-    Flag,
-    Holding,
-    Revision,
-    Section,
-    Target,
-    TargetBits,
-    TargetPlacement,
-    flag_of,
-)
+from architectures.settings import MOST, WHOLE, Flag, Holding, Section, flag_of
 from architectures.vocabulary import Form
 from distill.checkpoints.checkpoint_files import OPTION, TrustCheckpoints
 from distill.choose.candidates import ChooseSettings
@@ -90,9 +77,9 @@ class EvalSettings(Section):
     out: Annotated[Path | None, Flag(metavar="DIR", absent="eval-<draft's name>")] = Field(
         default=None, description="Output directory of the scorecard."
     )
-    target_placement: TargetPlacement = "whole"
-    target_device_memory_gib: DeviceMemoryGib = None
-    target_bits: TargetBits = None
+    target_placement: fields.TargetPlacement = "whole"
+    target_device_memory_gib: fields.DeviceMemoryGib = None
+    target_bits: fields.TargetBits = None
     debug: Debug = False
     trust_checkpoints: TrustCheckpoints = False
     processes: Processes = None
@@ -473,8 +460,8 @@ class ServeFlags(ServeSettings):
     words: RecipeWords = Field(
         default=(), description="A recipe in online mode, instead of a pair: its draft learns from the requests."
     )
-    target: Annotated[Target, Flag(metavar="A", absent="of RECIPE")] = "of RECIPE"
-    draft: Annotated[Draft, Flag(metavar="B", absent="of RECIPE")] = "of RECIPE"
+    target: Annotated[fields.Target, Flag(metavar="A", absent="of RECIPE")] = "of RECIPE"
+    draft: Annotated[fields.Draft, Flag(metavar="B", absent="of RECIPE")] = "of RECIPE"
 
     @model_validator(mode="after")
     def _recipe_or_pair(self) -> "ServeFlags":
@@ -519,14 +506,14 @@ class ExportSettings(Section):
     target: Annotated[str | None, Flag(metavar="T")] = Field(
         default=None, description="Directory or hub id of its target."
     )
-    revision: Revision = "main"
+    revision: fields.Revision = "main"
     to: Annotated[Path | None, Flag(metavar="DIR")] = Field(default=None, description="Output directory.")
     form: Annotated[Form | None, Flag()] = Field(
         default=None,
         description="Form of a draft with a reduced vocabulary. whole: full-vocabulary head for any engine, no faster; "
         "own-tokenizer: for vLLM's use_heterogeneous_vocab.",
     )
-    dtype: Annotated[Dtype | None, Flag(absent="bfloat16; a recipe has export.dtype")] = Field(
+    dtype: Annotated[fields.Dtype | None, Flag(absent="bfloat16; a recipe has export.dtype")] = Field(
         default=None, description="Dtype of its weights."
     )
     gguf: Annotated[tuple[GgufKind, ...], Flag(is_repeated=True)] = Field(

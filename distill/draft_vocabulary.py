@@ -13,28 +13,12 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 from pydantic import Field, TypeAdapter
 
+from architectures import vocabulary
 from architectures.errors import UserError
 from architectures.families.config_entries import TokenId
 from architectures.files import parsed
 from architectures.pruning.plan import PruningPlan
-from architectures.vocabulary import (
-    COUNTED,
-    KEY,
-    TOKENIZER,
-    UNUSED_IDS,
-    Tokens,
-    VocabularyConfig,
-    broken_law,
-    coverage,
-    ids_by_count,
-    list_file,
-    read_draft_vocabulary,
-    read_list,
-    read_tokens,
-    requested_size,
-    require_fitting,
-    tokens_of,
-)
+from architectures.vocabulary import KEY, TOKENIZER, Tokens, VocabularyConfig
 from distill.recipe.sections import TextConfig
 from eval.responses import REWRITTEN, shard_lines
 
@@ -65,8 +49,8 @@ def choose_output_ids(
     Raises:
         UserError: If the list does not fit the target, or the size is impossible.
     """
-    size, tokens = requested_size(wanted, vocab_size), tokens_in(target, vocab_size)
-    if wanted.origin not in COUNTED:
+    size, tokens = vocabulary.requested_size(wanted, vocab_size), tokens_in(target, vocab_size)
+    if wanted.origin not in vocabulary.COUNTED:
         return OutputIds(listed_ids(wanted, tokens, target), {"from": wanted.origin})
     if wanted.origin == "responses":
         counts = id_counts_in(responses, "train")
@@ -74,12 +58,12 @@ def choose_output_ids(
         assert text is not None  # guaranteed by the validation of recipes
         counts = id_counts_in_text(text, target, seed=seed)
     total = pooled(counts)
-    ids = ids_by_count(total, tokens, size)
+    ids = vocabulary.ids_by_count(total, tokens, size)
     covered = {"counted": shares(ids, counts)}
     if wanted.origin == "responses":
         covered["held out"] = shares(ids, id_counts_in(responses, "eval"))
     unused_ids = [id_ for id_ in ids if not total[id_]]
-    origin = {"from": wanted.origin, "tokens": total.total(), "coverage": covered, UNUSED_IDS: unused_ids}
+    origin = {"from": wanted.origin, "tokens": total.total(), "coverage": covered, vocabulary.UNUSED_IDS: unused_ids}
     return OutputIds(ids, origin)
 
 
@@ -96,9 +80,9 @@ def with_output_ids(
         UserError: If the recipe's ids differ from those of the plan or source, or these do not fit the target.
     """
     small_source = bool(plan.source.head_vocab)
-    given = read_draft_vocabulary(weights).ids if small_source else plan.vocabulary
+    given = vocabulary.read_draft_vocabulary(weights).ids if small_source else plan.vocabulary
     named = weights if small_source else plan_file
-    if given is not None and (mistake := broken_law(given, plan.draft.vocab)) is not None:
+    if given is not None and (mistake := vocabulary.broken_law(given, plan.draft.vocab)) is not None:
         raise UserError(f"{named}: {mistake} of the target. Use a draft of this target.")
     if wanted is None:
         return plan, {} if plan.vocabulary is None else {"from": plan_file}
@@ -122,8 +106,8 @@ def with_output_ids(
 
 def listed_ids(wanted: VocabularyConfig, tokens: Tokens, target: Path) -> tuple[int, ...]:
     """Read the recipe's list, ascending; errors as for `read_list` and `require_fitting`."""
-    ids = read_list(wanted.origin, wanted.size)
-    require_fitting(ids, tokens, list_file(wanted.origin), target)
+    ids = vocabulary.read_list(wanted.origin, wanted.size)
+    vocabulary.require_fitting(ids, tokens, vocabulary.list_file(wanted.origin), target)
     return tuple(sorted(ids))
 
 
@@ -134,7 +118,7 @@ def tokens_in(folder: Path, vocab_size: int) -> Tokens:
         UserError: If the files are damaged, or have no information about bytes and special tokens.
     """
     if (folder / TOKENIZER).is_file():
-        return read_tokens(folder, vocab_size)
+        return vocabulary.read_tokens(folder, vocab_size)
     from eval.models import load_tokenizer
 
     backend = getattr(load_tokenizer(folder), "backend_tokenizer", None)
@@ -143,14 +127,14 @@ def tokens_in(folder: Path, vocab_size: int) -> Tokens:
             f"{folder}: its tokenizer cannot be converted to {TOKENIZER}, so its special tokens and bytes are "
             f"unknown. Save it as {TOKENIZER}, or remove {KEY}."
         )
-    return tokens_of(json.loads(backend.to_str()), folder, vocab_size)
+    return vocabulary.tokens_of(json.loads(backend.to_str()), folder, vocab_size)
 
 
 def require_possible_ids(wanted: VocabularyConfig, target: Path, vocab_size: int) -> None:
     """Raise UserError if a list or a size does not fit the target's tokenizer, whose special tokens are always kept."""
     tokens = tokens_in(target, vocab_size)
-    if wanted.origin in COUNTED:
-        ids_by_count({}, tokens, requested_size(wanted, vocab_size))
+    if wanted.origin in vocabulary.COUNTED:
+        vocabulary.ids_by_count({}, tokens, vocabulary.requested_size(wanted, vocab_size))
     else:
         listed_ids(wanted, tokens, target)
 
@@ -211,4 +195,4 @@ def pooled(counts: IdCounts) -> Counter[int]:
 
 def shares(ids: Collection[int], counts: IdCounts) -> dict[str, float]:
     """Return the share of each domain's tokens that the ids cover, rounded to six digits."""
-    return {domain: round(coverage(ids, count), 6) for domain, count in counts.items()}
+    return {domain: round(vocabulary.coverage(ids, count), 6) for domain, count in counts.items()}

@@ -15,6 +15,7 @@ from architectures.console import track
 from architectures.settings import WHOLE, Holding
 from architectures.sharing import ALONE, Share
 from architectures.vocabulary_head import head_ids
+from eval import scorecard_schema as schema
 from eval.chat import render_prompt
 from eval.config import PROMPT_TOKENS, EvalConfig, SamplingConfig
 from eval.decoding.generate import Kind, write_traces
@@ -41,22 +42,6 @@ from eval.replay import (
     response_logits,
 )
 from eval.responses import DecodingSettings, Trace, read_traces, require_known_ids
-from eval.scorecard_schema import (
-    AcceptanceRow,
-    Bin,
-    Bins,
-    BinStepsAtK,
-    DifferenceRow,
-    Mean,
-    Position,
-    PromptSums,
-    Ratio,
-    RuleDifference,
-    RuleRow,
-    StepsAtK,
-    StepsByPrompt,
-    TauDifference,
-)
 
 TRACES_NAME = "eval"
 
@@ -215,7 +200,7 @@ def replay_some(
         yield replays
 
 
-def acceptance_row(scores: Sequence[DraftScore], parted: PartedScores, resampling: Resampling) -> AcceptanceRow:
+def acceptance_row(scores: Sequence[DraftScore], parted: PartedScores, resampling: Resampling) -> schema.AcceptanceRow:
     """Summarise the acceptance of one draft at one temperature.
 
     Args:
@@ -223,7 +208,7 @@ def acceptance_row(scores: Sequence[DraftScore], parted: PartedScores, resamplin
         parted: By the leading method, by kind of bin and by bin.
     """
     score, *others = scores
-    return AcceptanceRow(
+    return schema.AcceptanceRow(
         draft=score.draft,
         temperature=score.temperature,
         responses=len(score.responses),
@@ -233,7 +218,7 @@ def acceptance_row(scores: Sequence[DraftScore], parted: PartedScores, resamplin
         other_rules=tuple(rule_row(other, resampling) for other in others),
         # Leave out a kind of bin if a single bin holds everything.
         bins=tuple(
-            Bins(by=by, bins=tuple(bin_of(label, score, resampling) for label, score in scores.items()))
+            schema.Bins(by=by, bins=tuple(bin_of(label, score, resampling) for label, score in scores.items()))
             for by, scores in parted.items()
             if len(scores) > 1
         ),
@@ -241,14 +226,16 @@ def acceptance_row(scores: Sequence[DraftScore], parted: PartedScores, resamplin
     )
 
 
-def prompt_sums(score: DraftScore) -> PromptSums:
+def prompt_sums(score: DraftScore) -> schema.PromptSums:
     alpha_sums, tokens = score.alpha_columns()
     matches, _ = score.match_columns()
-    return PromptSums(
+    return schema.PromptSums(
         tokens=tuple(tokens),
         alpha=tuple(alpha_sums),
         greedy_match=tuple(matches),
-        steps=tuple(StepsByPrompt(num_speculative_tokens=g, counts=tuple(score.tau_columns(g)[1])) for g in score.ks),
+        steps=tuple(
+            schema.StepsByPrompt(num_speculative_tokens=g, counts=tuple(score.tau_columns(g)[1])) for g in score.ks
+        ),
     )
 
 
@@ -260,8 +247,8 @@ def token_figures(score: DraftScore, resampling: Resampling) -> dict[str, Any]:
     }
 
 
-def rule_row(score: DraftScore, resampling: Resampling) -> RuleRow:
-    return RuleRow(
+def rule_row(score: DraftScore, resampling: Resampling) -> schema.RuleRow:
+    return schema.RuleRow(
         rule=score.rule,
         alpha=mean(score.alpha_columns(), resampling),
         alpha_of_text=mean(score.accept_columns(), resampling),
@@ -269,21 +256,21 @@ def rule_row(score: DraftScore, resampling: Resampling) -> RuleRow:
     )
 
 
-def bin_of(label: str, score: DraftScore, resampling: Resampling) -> Bin:
-    return Bin(
+def bin_of(label: str, score: DraftScore, resampling: Resampling) -> schema.Bin:
+    return schema.Bin(
         bin=label,
         alpha=mean(score.alpha_columns(), resampling),
         alpha_of_text=mean(score.accept_columns(), resampling),
         **token_figures(score, resampling),
         by_k=tuple(
-            BinStepsAtK(**step_figures(score, k, resampling), tau=ratio_of(score.tau_columns(k), resampling))
+            schema.BinStepsAtK(**step_figures(score, k, resampling), tau=ratio_of(score.tau_columns(k), resampling))
             for k in score.ks
         ),
     )
 
 
-def steps_at(score: DraftScore, num_speculative_tokens: int, resampling: Resampling) -> StepsAtK:
-    return StepsAtK(
+def steps_at(score: DraftScore, num_speculative_tokens: int, resampling: Resampling) -> schema.StepsAtK:
+    return schema.StepsAtK(
         **step_figures(score, num_speculative_tokens, resampling),
         tau=pooled_ratio(*score.tau_columns(num_speculative_tokens), resampling),
         positions=tuple(
@@ -308,13 +295,13 @@ def step_figures(score: DraftScore, num_speculative_tokens: int, resampling: Res
     }
 
 
-def position_of(score: DraftScore, num_speculative_tokens: int, index: int, resampling: Resampling) -> Position:
+def position_of(score: DraftScore, num_speculative_tokens: int, index: int, resampling: Resampling) -> schema.Position:
     """Compute counts and rates of one position of a verification step; index 0 is position 1."""
     steps = score.count_column(num_speculative_tokens, lambda counts: counts.steps)
     possible = score.count_column(num_speculative_tokens, lambda counts: counts.possible[index])
     reached = score.count_column(num_speculative_tokens, lambda counts: counts.reached[index])
     accepted = score.count_column(num_speculative_tokens, lambda counts: counts.accepted[index])
-    return Position(
+    return schema.Position(
         position=index + 1,
         possible=sum(possible),
         reached=sum(reached),
@@ -326,7 +313,7 @@ def position_of(score: DraftScore, num_speculative_tokens: int, index: int, resa
 
 def difference_row(
     draft: Sequence[DraftScore], baseline: Sequence[DraftScore], resampling: Resampling
-) -> DifferenceRow:
+) -> schema.DifferenceRow:
     """Compute draft minus baseline on the same responses: paired differences by every method, and a sign-flip test.
 
     Args:
@@ -335,7 +322,7 @@ def difference_row(
     """
     leading, *others = (rule_difference(*pair, resampling) for pair in zip(draft, baseline, strict=True))
     ours, theirs = draft[0], baseline[0]
-    return DifferenceRow(
+    return schema.DifferenceRow(
         draft=ours.draft,
         baseline=theirs.draft,
         temperature=ours.temperature,
@@ -346,12 +333,12 @@ def difference_row(
     )
 
 
-def rule_difference(draft: DraftScore, baseline: DraftScore, resampling: Resampling) -> RuleDifference:
-    return RuleDifference(
+def rule_difference(draft: DraftScore, baseline: DraftScore, resampling: Resampling) -> schema.RuleDifference:
+    return schema.RuleDifference(
         rule=draft.rule,
         alpha=paired_ratio_difference(draft.alpha_columns(), baseline.alpha_columns(), resampling),
         by_k=tuple(
-            TauDifference(
+            schema.TauDifference(
                 num_speculative_tokens=k,
                 tau=paired_ratio_difference(draft.tau_columns(k), baseline.tau_columns(k), resampling),
             )
@@ -360,11 +347,11 @@ def rule_difference(draft: DraftScore, baseline: DraftScore, resampling: Resampl
     )
 
 
-def mean(columns: Columns, resampling: Resampling) -> Mean:
+def mean(columns: Columns, resampling: Resampling) -> schema.Mean:
     sums, tokens = columns
-    return Mean(**vars(pooled_ratio(*columns, resampling)), sum=sum(sums), tokens=sum(tokens))
+    return schema.Mean(**vars(pooled_ratio(*columns, resampling)), sum=sum(sums), tokens=sum(tokens))
 
 
-def ratio_of(columns: Columns, resampling: Resampling) -> Ratio:
+def ratio_of(columns: Columns, resampling: Resampling) -> schema.Ratio:
     """Compute a ratio of two columns with one entry per prompt; None if nothing was counted."""
-    return Ratio(**vars(pooled_ratio(*columns, resampling))) if any(columns[1]) else Ratio(None, None)
+    return schema.Ratio(**vars(pooled_ratio(*columns, resampling))) if any(columns[1]) else schema.Ratio(None, None)

@@ -12,42 +12,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import AfterValidator, Field, model_validator
 
+from architectures import settings as fields
 from architectures.compatibility import DEFAULT_NUM_SPECULATIVE_TOKENS
 from architectures.console import Block, Table, TableSection, terminal
 from architectures.errors import UserError
-from architectures.settings import (
-    AUTO,
-    MOST,
-    BatchSize,
-    BatchSizes,
-    Capture,
-    Contexts,
-    DeviceMemoryGib,
-    Draft,
-    DraftPMin,
-    Drafts,
-    Flag,
-    Holding,
-    How,
-    MaxNewTokens,
-    MinP,
-    NumPrompts,
-    NumSpeculativeTokens,
-    OutFile,
-    PairDtype,
-    Repeats,
-    RepetitionPenalty,
-    Section,
-    Seed,
-    SpeculativeTokenCounts,
-    Target,
-    TargetBits,
-    TargetPlacement,
-    Temperature,
-    TopK,
-    TopP,
-    flag_of,
-)
+from architectures.settings import AUTO, MOST, Flag, Holding, How, Section, flag_of
 from eval.config import SamplingConfig, SpeedEngine, requested_sampling, server_url
 from eval.tasks import PromptWords, TemplateKwargs
 
@@ -68,17 +37,17 @@ if TYPE_CHECKING:
 class DecodingFlags(Section):
     """Target, prompts, sampling, speculation, and eager or captured steps."""
 
-    target: Target
+    target: fields.Target
     prompts: PromptWords = ()
     chat_template_kwargs: TemplateKwargs = Field(default="{}", validate_default=True)
-    draft_p_min: DraftPMin = 0.0
-    top_p: TopP = 1.0
-    top_k: TopK = None
-    min_p: MinP = 0.0
-    repetition_penalty: RepetitionPenalty = 1.0
-    target_bits: TargetBits = None
-    capture: Capture = False
-    seed: Seed = 17
+    draft_p_min: fields.DraftPMin = 0.0
+    top_p: fields.TopP = 1.0
+    top_k: fields.TopK = None
+    min_p: fields.MinP = 0.0
+    repetition_penalty: fields.RepetitionPenalty = 1.0
+    target_bits: fields.TargetBits = None
+    capture: fields.Capture = False
+    seed: fields.Seed = 17
 
     @model_validator(mode="after")
     def _one_way_of_each(self) -> "DecodingFlags":
@@ -157,32 +126,32 @@ Precision = Annotated[
 class BenchmarkSettings(DecodingFlags):
     """Flags of `widedraft benchmark`."""
 
-    draft: Drafts = ()
+    draft: fields.Drafts = ()
     grid: Annotated[
         bool, Field(description="Only time the steps of target and drafts on a grid of batch sizes and contexts.")
     ] = False
     num_prompts: Annotated[
-        NumPrompts | None,
+        fields.NumPrompts | None,
         Flag(absent=f"{GROUPS} times --concurrency, at least {MIN_PROMPTS}; with a precision 4 times as many"),
     ] = None
-    max_new_tokens: MaxNewTokens = 128
+    max_new_tokens: fields.MaxNewTokens = 128
     num_speculative_tokens: Annotated[
-        SpeculativeTokenCounts | None, Flag(absent=f"1 to 6; in engines {DEFAULT_NUM_SPECULATIVE_TOKENS}")
+        fields.SpeculativeTokenCounts | None, Flag(absent=f"1 to 6; in engines {DEFAULT_NUM_SPECULATIVE_TOKENS}")
     ] = None
     concurrency: Annotated[
-        BatchSizes, Field(description="Numbers of prompts decoded at once; each has its own plain decoding.")
+        fields.BatchSizes, Field(description="Numbers of prompts decoded at once; each has its own plain decoding.")
     ] = (1,)
-    batch_sizes: BatchSizes = (1, 4)
-    contexts: Contexts = (128, 1024)
+    batch_sizes: fields.BatchSizes = (1, 4)
+    contexts: fields.Contexts = (128, 1024)
     ngram_size_n: NgramSizeN = None
     ngram_size_m: Annotated[
         int, Field(ge=1, le=MOST, description="Maximum number of tokens that prompt lookup copies.")
     ] = 48
-    temperature: Temperature = 0.0
-    repeats: Annotated[Repeats | None, Flag(absent=f"1; with --grid {GRID_REPEATS}")] = None
+    temperature: fields.Temperature = 0.0
+    repeats: Annotated[fields.Repeats | None, Flag(absent=f"1; with --grid {GRID_REPEATS}")] = None
     precision: Precision = None
     assisted: Annotated[bool, Field(description="Also measure transformers' assisted generation.")] = False
-    dtype: PairDtype = AUTO
+    dtype: fields.PairDtype = AUTO
     engine: Annotated[SpeedEngine | None, Flag(absent="widedraft's own loop")] = Field(
         default=None,
         description="Decode in this engine. Drafts are then what it loads: directories, or GGUF files for llama.cpp.",
@@ -199,7 +168,7 @@ class BenchmarkSettings(DecodingFlags):
         description="Running servers (vLLM, SGLang, llama.cpp, widedraft): the target without a draft first, then the "
         "same with one of the drafts each.",
     )
-    out: OutFile = None
+    out: fields.OutFile = None
 
     @property
     def in_engine(self) -> bool:
@@ -637,23 +606,23 @@ SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 class VerifySettings(DecodingFlags):
     """Flags of `widedraft verify`."""
 
-    draft: Draft
+    draft: fields.Draft
     accuracy: Accuracy = ()
     show: Annotated[
         bool,
         Field(description="Instead decode prompts (typed without --prompts) side by side, coloured by model."),
     ] = False
-    num_prompts: Annotated[NumPrompts | None, Flag(absent="8; 100 with --accuracy; all with --show")] = None
+    num_prompts: Annotated[fields.NumPrompts | None, Flag(absent="8; 100 with --accuracy; all with --show")] = None
     max_new_tokens: Annotated[
-        MaxNewTokens | None, Flag(absent="64; 128 with --show; 256 for gsm8k, 8 for multiplication")
+        fields.MaxNewTokens | None, Flag(absent="64; 128 with --show; 256 for gsm8k, 8 for multiplication")
     ] = None
-    num_speculative_tokens: NumSpeculativeTokens = 4
-    temperature: Annotated[Temperature | None, Flag(absent="1; 0 with --show")] = None
+    num_speculative_tokens: fields.NumSpeculativeTokens = 4
+    temperature: Annotated[fields.Temperature | None, Flag(absent="1; 0 with --show")] = None
     samples: Annotated[int, Field(ge=1, le=MOST, description="Texts sampled per prompt and acceptance method.")] = 4
-    batch_size: BatchSize = Field(default=16, description="Batch size of --accuracy.")
-    target_placement: TargetPlacement = "whole"
-    target_device_memory_gib: DeviceMemoryGib = None
-    dtype: PairDtype = "float32"
+    batch_size: fields.BatchSize = Field(default=16, description="Batch size of --accuracy.")
+    target_placement: fields.TargetPlacement = "whole"
+    target_device_memory_gib: fields.DeviceMemoryGib = None
+    dtype: fields.PairDtype = "float32"
 
     @property
     def holding(self) -> Holding:

@@ -7,40 +7,20 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, ValidationInfo, field_validator, model_validator
 
+from architectures import settings as fields
 from architectures.compatibility import TensorParallel
 from architectures.errors import UserError
-from architectures.settings import (
-    AUTO,
-    MOST,
-    BatchSize,
-    BatchSizes,
-    Draft,
-    DtypeOrAuto,
-    Flag,
-    MaxScoredTokens,
-    MinP,
-    NumPrompts,
-    NumSpeculativeTokens,
-    PairDtype,
-    Repeats,
-    RepetitionPenalty,
-    Section,
-    SpeculativeTokenCounts,
-    Target,
-    Temperatures,
-    TopK,
-    TopP,
-)
+from architectures.settings import AUTO, MOST, Flag, Section
 from eval.tasks import PromptSource
 
 
 class SamplingConfig(Section):
     """Sampling settings other than the temperature, shared by target and draft."""
 
-    top_p: TopP = 1.0
-    top_k: TopK = None
-    min_p: MinP = 0.0
-    repetition_penalty: RepetitionPenalty = 1.0
+    top_p: fields.TopP = 1.0
+    top_k: fields.TopK = None
+    min_p: fields.MinP = 0.0
+    repetition_penalty: fields.RepetitionPenalty = 1.0
 
     def that_count(self, temperature: float) -> dict[str, float]:
         """Return the settings that affect the output at a temperature: greedy decoding uses only the penalty."""
@@ -71,31 +51,33 @@ class EvalConfig(Section):
     tasks: tuple[PromptSource, ...] = Field(
         default=(), strict=False, description="Evaluation prompts; empty: the held-out prompts of `data`."
     )
-    num_prompts: NumPrompts = Field(default=64, description="Maximum number of prompts.")
-    max_new_tokens: MaxScoredTokens = Field(default=128, description="Maximum tokens of a response.")
+    num_prompts: fields.NumPrompts = Field(default=64, description="Maximum number of prompts.")
+    max_new_tokens: fields.MaxScoredTokens = Field(default=128, description="Maximum tokens of a response.")
     max_prompt_len: int | None = Field(
         default=None,
         ge=1,
         description="Maximum tokens of a prompt; longer prompts are dropped. null: what the context leaves before "
         f"max_new_tokens, at most {PROMPT_TOKENS} * batch_size, which bounds memory.",
     )
-    num_speculative_tokens: SpeculativeTokenCounts = Field(
+    num_speculative_tokens: fields.SpeculativeTokenCounts = Field(
         default=(1, 2, 3, 4, 5, 6, 7, 8), description="Values of num_speculative_tokens to report."
     )
-    temperatures: Temperatures = Field(default=(0.0, 1.0), description="Sampling temperatures to report; 0 is greedy.")
+    temperatures: fields.Temperatures = Field(
+        default=(0.0, 1.0), description="Sampling temperatures to report; 0 is greedy."
+    )
     sampling: SamplingConfig = Field(
         default_factory=SamplingConfig,
         description="Sampling settings in addition to the temperature.",
     )
-    dtype: DtypeOrAuto = Field(
+    dtype: fields.DtypeOrAuto = Field(
         default="float32",
         description="Dtype of target and draft; auto is bfloat16 on GPUs and on CPUs that compute in it, else float32.",
     )
-    batch_size: BatchSize = Field(
+    batch_size: fields.BatchSize = Field(
         default=32, description="Sequences decoded together while generating the target's responses."
     )
-    latency_repeats: Repeats = Field(default=40, description="Timed repetitions of a step at batch size 1.")
-    latency_batch_sizes: BatchSizes = Field(
+    latency_repeats: fields.Repeats = Field(default=40, description="Timed repetitions of a step at batch size 1.")
+    latency_batch_sizes: fields.BatchSizes = Field(
         default=(1, 4, 16),
         description="Additional batch sizes to time, with a quarter of the repetitions.",
     )
@@ -171,12 +153,12 @@ def is_loopback(host: str | None) -> bool:
 class ServeSettings(Section):
     """Flags of `widedraft serve`."""
 
-    target: Target
-    draft: Draft
+    target: fields.Target
+    draft: fields.Draft
     num_speculative_tokens: Annotated[
-        NumSpeculativeTokens | None, Flag(absent="num_assistant_tokens of the draft, else 3")
+        fields.NumSpeculativeTokens | None, Flag(absent="num_assistant_tokens of the draft, else 3")
     ] = None
-    dtype: PairDtype = AUTO
+    dtype: fields.PairDtype = AUTO
     host: str = Field(default="127.0.0.1", description="Address to listen on; others than loopback need --api-key.")
     port: int = Field(default=8000, ge=0, le=65535, description="Port to listen on.")
     api_key: str | None = Field(default=None, min_length=1, description="Key that clients must send.")

@@ -26,6 +26,7 @@ from architectures.files import checked, read_text, write_text
 from architectures.manifest import fingerprint_value
 from architectures.settings import MinP, RepetitionPenalty, Temperature, TopK, TopP
 from architectures.vocabulary_head import head_ids
+from eval import scorecard_schema as schema
 from eval.acceptance_rates import mean, prompt_limit, responses_folder, steps_at
 from eval.chat import checked_text
 from eval.config import EvalConfig, GenerateConfig, requested_sampling
@@ -65,17 +66,6 @@ from eval.replay import (
     value_at,
 )
 from eval.responses import SETTINGS_NAME, DecodingSettings, Trace, read_claims, read_traces, require_known_ids
-from eval.scorecard_schema import (
-    CARD_NAME,
-    DraftModel,
-    Provenance,
-    RecordedResponses,
-    RecordedRow,
-    RecordedScorecard,
-    ServedModel,
-    Settings,
-    write_record,
-)
 from eval.scorecard_tables import scorecard_page
 from eval.tasks import PromptSource
 
@@ -98,7 +88,7 @@ class Recording:
     target: str | None
     responses: tuple[tuple[int, Trace], ...]
     unanswered: int = 0
-    served: ServedModel | None = None
+    served: schema.ServedModel | None = None
 
     @property
     def num_prompts(self) -> int:
@@ -148,7 +138,7 @@ def record_endpoint(
     folder = responses_folder(out, 0.0, config.sampling)
     with responses_by(generate) as kind:
         write_traces(target, used, folder, settings, name=TRACES_NAME, generated_by=kind)
-    served = ServedModel(name=server.model, url=url, target=str(target))
+    served = schema.ServedModel(name=server.model, url=url, target=str(target))
     return replace(read_recorded_traces(folder, draft), served=served)
 
 
@@ -189,7 +179,7 @@ def read_recorded_traces(folder: Path, draft: Path) -> Recording:
         row = of_row
         responses.append((number, trace))
     sampling = Sampling.of(settings.temperature, requested_sampling(settings))
-    served = None if settings.served_model is None else ServedModel(name=settings.served_model)
+    served = None if settings.served_model is None else schema.ServedModel(name=settings.served_model)
     return Recording(folder, sampling, settings.target, tuple(responses), served=served)
 
 
@@ -256,7 +246,7 @@ def read_text_responses(path: Path, *, vocab_size: int) -> list[tuple[int, ...]]
 
 def score_recording(
     recording: Recording, draft: Path, config: EvalConfig, out: Path, *, seed: int
-) -> RecordedScorecard:
+) -> schema.RecordedScorecard:
     """Score one draft on recorded responses; write out/scorecard.json and out/scorecard.md.
 
     Args:
@@ -273,10 +263,10 @@ def score_recording(
         scores = replay_recording(model, numbered, config.num_speculative_tokens, sampling=recording.sampling)
     resampling = Resampling(CONFIDENCE, NUM_RESAMPLES, seed)
     firsts = dict(reversed(numbered))
-    card = RecordedScorecard(
+    card = schema.RecordedScorecard(
         warnings=find_warnings(recording, len(firsts)),
-        drafts=(DraftModel(draft="draft", **model_facts(draft, model)),),
-        recording=RecordedResponses(
+        drafts=(schema.DraftModel(draft="draft", **model_facts(draft, model)),),
+        recording=schema.RecordedResponses(
             path=str(recording.path),
             form="text" if recording.target is None else "traces",
             target_fingerprint=recording.target,
@@ -292,7 +282,7 @@ def score_recording(
             prompt_ids_sha256=fingerprint_value([list(response.prompt_ids) for response in responses]),
             response_ids_sha256=fingerprint_value([list(response.response_ids) for response in responses]),
         ),
-        settings=Settings(
+        settings=schema.Settings(
             **config.model_dump(mode="json"),
             confidence=CONFIDENCE,
             num_resamples=NUM_RESAMPLES,
@@ -302,7 +292,7 @@ def score_recording(
             intervals=INTERVALS,
         ),
         acceptance=tuple(
-            RecordedRow(
+            schema.RecordedRow(
                 draft="draft",
                 temperature=score.temperature,
                 rule=score.rule,
@@ -314,10 +304,10 @@ def score_recording(
             )
             for score in scores
         ),
-        provenance=Provenance.of_this_process(),
+        provenance=schema.Provenance.of_this_process(),
     )
     write_text(f"{markdown(scorecard_page(card))}\n", out / "scorecard.md")
-    write_record(card, out / CARD_NAME)
+    schema.write_record(card, out / schema.CARD_NAME)
     return card
 
 

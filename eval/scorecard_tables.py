@@ -7,18 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from architectures.console import Table, TableSection, facts, terminal
+from eval import scorecard_schema as schema
 from eval.intervals import Estimate, least_units, paired_ratio_difference, sign_flip_p
-from eval.scorecard_schema import (
-    LOOKUP,
-    AcceptanceRow,
-    Ratio,
-    RecordedScorecard,
-    Scorecard,
-    ScoredModel,
-    Spent,
-    StepTime,
-    WayRow,
-)
 from eval.speedup import predicted_interval
 
 if TYPE_CHECKING:
@@ -40,21 +30,21 @@ class ScoredDraft:
     """A draft of a scorecard; `label` is its name among all drafts shown."""
 
     label: str
-    card: Scorecard
+    card: schema.Scorecard
     draft: str
 
     @property
     def is_primary(self) -> bool:
         return self.draft == self.card.primary
 
-    def row(self, temperature: float) -> AcceptanceRow:
+    def row(self, temperature: float) -> schema.AcceptanceRow:
         return self.card.row(self.draft, temperature)
 
     def best_k(self, temperature: float) -> int:
         return self.card.speedup_of(self.draft, temperature).best_k
 
 
-def scored_drafts(cards: Mapping[str, Scorecard]) -> list[ScoredDraft]:
+def scored_drafts(cards: Mapping[str, schema.Scorecard]) -> list[ScoredDraft]:
     """Return the primary draft and the baselines of every scorecard; a baseline shared by several is listed once."""
     drafts: list[ScoredDraft] = []
     for name, card in cards.items():
@@ -75,7 +65,7 @@ def at_temperatures(drafts: Sequence[ScoredDraft]) -> list[tuple[ScoredDraft, fl
     return sorted(pairs, key=lambda pair: pair[1])
 
 
-def interval(estimate: Estimate | Ratio | None, digits: int = 3, unit: str = "") -> str:
+def interval(estimate: Estimate | schema.Ratio | None, digits: int = 3, unit: str = "") -> str:
     """Format as 0.512 [0.480, 0.544]; a dash if nothing was counted."""
     return "–" if estimate is None else with_bounds(estimate.value, estimate.interval, digits, unit)
 
@@ -89,7 +79,7 @@ def with_bounds(
     return f"{value:.{digits}f}{unit}" + (f" [{', '.join(shown)}]" if shown else "")
 
 
-def times(estimate: Estimate | Ratio | None) -> str:
+def times(estimate: Estimate | schema.Ratio | None) -> str:
     """Format a speedup: 1.12x [1.05, 1.20]."""
     return interval(estimate, 2, "x")
 
@@ -112,9 +102,9 @@ def decoding(drafts: Sequence[ScoredDraft], most: int | None = None) -> Table:
                 (f"{draft.label}: {name}" if several else name, f"{live.temperature:g}", *cells)
                 for name, *cells in (
                     ("target alone", "–", "–", "–", per_second(live.plain), "1x"),
-                    *(way_cells(way) for way in live.ways if way.way == LOOKUP),
+                    *(way_cells(way) for way in live.ways if way.way == schema.LOOKUP),
                     ("draft", k, *rates, per_second(live.speculative), times(live.speedup)),
-                    *(way_cells(way) for way in live.ways if way.way != LOOKUP),
+                    *(way_cells(way) for way in live.ways if way.way != schema.LOOKUP),
                 )
             ]
     [first, *_] = drafts
@@ -124,13 +114,13 @@ def decoding(drafts: Sequence[ScoredDraft], most: int | None = None) -> Table:
     )
 
 
-def way_cells(way: WayRow) -> tuple[object, ...]:
+def way_cells(way: schema.WayRow) -> tuple[object, ...]:
     rate = "–" if way.acceptance_rate is None else f"{way.acceptance_rate:.3f}"
     length = f"{way.acceptance_length:.3f}"
     return (way.way, way.num_speculative_tokens, rate, length, per_second(way.spent), times(way.speedup))
 
 
-def per_second(spent: Spent) -> str:
+def per_second(spent: schema.Spent) -> str:
     return f"{spent.tokens / (spent.prefill_s + spent.decode_s):.1f}"
 
 
@@ -148,7 +138,7 @@ def results(drafts: Sequence[ScoredDraft]) -> Table:
     return with_column(Table(columns, rows, "Acceptance by method"), "vocabulary coverage", coverages)
 
 
-def with_column(table: Table, name: str, estimates: Sequence[Estimate | Ratio | None]) -> Table:
+def with_column(table: Table, name: str, estimates: Sequence[Estimate | schema.Ratio | None]) -> Table:
     if not any(estimates):
         return table
     rows = [(*row, interval(estimate)) for row, estimate in zip(table.rows, estimates, strict=True)]
@@ -208,7 +198,7 @@ def by_position(length: float | None, accepted: Sequence[float] | None) -> str:
     return f"{1 + sum(accepted):.2f}: {' '.join(f'{share:.2f}' for share in accepted)}"
 
 
-def lengths_by_k(card: Scorecard) -> Table:
+def lengths_by_k(card: schema.Scorecard) -> Table:
     rows = [
         (row.draft, f"{row.temperature:g}", *(f"{entry.tau.value:.2f}" for entry in row.by_k))
         for row in card.acceptance
@@ -256,11 +246,11 @@ def groups(drafts: Sequence[ScoredDraft]) -> Table | None:
     return Table(columns, rows, "By group of tokens") if rows else None
 
 
-def step_times(cards: Mapping[str, Scorecard]) -> Table:
+def step_times(cards: Mapping[str, schema.Scorecard]) -> Table:
     rows: list[tuple[object, ...]] = []
     for name, card in cards.items():
         latency = card.latency
-        steps: list[tuple[str, StepTime]] = [("target, 1 token", latency.target)]
+        steps: list[tuple[str, schema.StepTime]] = [("target, 1 token", latency.target)]
         steps += [(f"target, {step.num_speculative_tokens + 1} tokens (verification)", step) for step in latency.verify]
         for draft in latency.drafts:
             steps += [(f"{draft.draft}, 1 token", draft.one_token), (f"{draft.draft}, 2 tokens", draft.two_tokens)]
@@ -280,7 +270,7 @@ def step_times(cards: Mapping[str, Scorecard]) -> Table:
     return Table(columns, rows, f"Step times: batch 1, {context} tokens of context, {repeats} repetitions")
 
 
-def differences(cards: Mapping[str, Scorecard]) -> Table | None:
+def differences(cards: Mapping[str, schema.Scorecard]) -> Table | None:
     """Tabulate draft minus baseline on the same responses."""
     rows = []
     for name, card in cards.items():
@@ -296,7 +286,7 @@ def differences(cards: Mapping[str, Scorecard]) -> Table | None:
     return Table(columns, rows, "Paired differences on the same prompts and responses") if rows else None
 
 
-def on_stream(cards: Mapping[str, Scorecard]) -> Table | None:
+def on_stream(cards: Mapping[str, schema.Scorecard]) -> Table | None:
     """Tabulate online drafts and their static baselines on the requests that they served."""
     rows = [
         (
@@ -312,7 +302,7 @@ def on_stream(cards: Mapping[str, Scorecard]) -> Table | None:
     return Table(columns, rows, "On the last quarter of the stream's requests") if rows else None
 
 
-def between_runs(first: str, name: str, baseline: Scorecard, card: Scorecard) -> list[tuple[object, ...]]:
+def between_runs(first: str, name: str, baseline: schema.Scorecard, card: schema.Scorecard) -> list[tuple[object, ...]]:
     """Return rows of a run's draft minus that of the first, at temperatures at which both have the same responses."""
     rows, resampling = [], card.settings.resampling
     same_prompts = card.prompts.ids_sha256 == baseline.prompts.ids_sha256
@@ -336,10 +326,10 @@ def between_runs(first: str, name: str, baseline: Scorecard, card: Scorecard) ->
     return rows
 
 
-def models(cards: Mapping[str, Scorecard | RecordedScorecard]) -> Table:
-    named: dict[str, tuple[str, ScoredModel]] = {}
+def models(cards: Mapping[str, schema.Scorecard | schema.RecordedScorecard]) -> Table:
+    named: dict[str, tuple[str, schema.ScoredModel]] = {}
     for name, card in cards.items():
-        if isinstance(card, Scorecard):
+        if isinstance(card, schema.Scorecard):
             named.setdefault(card.target.fingerprint, ("target", card.target))
         for model in card.drafts:
             named.setdefault(model.fingerprint, (model.draft if len(cards) == 1 else f"{name}: {model.draft}", model))
@@ -360,9 +350,9 @@ def models(cards: Mapping[str, Scorecard | RecordedScorecard]) -> Table:
     return Table(columns, rows, "Models")
 
 
-def setup(card: Scorecard | RecordedScorecard) -> Table:
+def setup(card: schema.Scorecard | schema.RecordedScorecard) -> Table:
     settings, origin = card.settings, card.provenance
-    if isinstance(card, Scorecard):
+    if isinstance(card, schema.Scorecard):
         prompts = card.prompts
         tasks = ", ".join(
             f"{'no named task' if task.task is None else f'{task.task} version {task.version}'} ({task.prompts})"
@@ -395,7 +385,7 @@ def setup(card: Scorecard | RecordedScorecard) -> Table:
     )
 
 
-def recorded_results(cards: Mapping[str, RecordedScorecard]) -> Table:
+def recorded_results(cards: Mapping[str, schema.RecordedScorecard]) -> Table:
     """Tabulate acceptance along recorded responses; without the target there are no speeds."""
     rows, coverages = [], []
     for name, card in cards.items():
@@ -409,7 +399,7 @@ def recorded_results(cards: Mapping[str, RecordedScorecard]) -> Table:
     return with_column(Table(columns, rows, "Results on recorded responses"), "vocabulary coverage", coverages)
 
 
-def recorded_positions(cards: Mapping[str, RecordedScorecard]) -> Table:
+def recorded_positions(cards: Mapping[str, schema.RecordedScorecard]) -> Table:
     rows = [
         (name, f"{row.temperature:g}", row.rule, p.position, interval(p.conditional), interval(p.joint))
         for name, card in cards.items()
@@ -420,10 +410,10 @@ def recorded_positions(cards: Mapping[str, RecordedScorecard]) -> Table:
     return Table(columns, rows, "By position in the verification step")
 
 
-def scorecard_page(card: Scorecard | RecordedScorecard) -> TableSection:
+def scorecard_page(card: schema.Scorecard | schema.RecordedScorecard) -> TableSection:
     """Return the result, models and acceptance by k on one screen, then the details."""
     warnings = [f"WARNING: {text}" for text in card.warnings]
-    if isinstance(card, RecordedScorecard):
+    if isinstance(card, schema.RecordedScorecard):
         named = {"draft": card}
         shown, details = [*served_line(card), recorded_results(named), models(named)], [recorded_positions(named)]
     else:
@@ -443,7 +433,7 @@ def scorecard_page(card: Scorecard | RecordedScorecard) -> TableSection:
     return TableSection("Scorecard", [*warnings, *shown, page])
 
 
-def served_line(card: RecordedScorecard) -> list[str]:
+def served_line(card: schema.RecordedScorecard) -> list[str]:
     """Name the model of a server that generated the responses, and the target."""
     served = card.recording.served
     if served is None:
@@ -453,9 +443,9 @@ def served_line(card: RecordedScorecard) -> list[str]:
     return [f"Responses of the served model {served.name}{where}; prompts rendered as for {target}."]
 
 
-def summary(card: Scorecard | RecordedScorecard) -> str:
+def summary(card: schema.Scorecard | schema.RecordedScorecard) -> str:
     """Format the result at the first temperature, and the first warning."""
-    is_recorded = isinstance(card, RecordedScorecard)
+    is_recorded = isinstance(card, schema.RecordedScorecard)
     table = recorded_results({"draft": card}) if is_recorded else decoding(scored_drafts({"draft": card}), 1)
     count = len(card.warnings)
     warnings = [f"WARNING{f' 1 of {count}' if count > 1 else ''}: {text}" for text in card.warnings[:1]]
@@ -463,7 +453,7 @@ def summary(card: Scorecard | RecordedScorecard) -> str:
     return "\n".join([terminal(table), *served, *warnings])
 
 
-def find_warnings(card: Scorecard) -> list[str]:
+def find_warnings(card: schema.Scorecard) -> list[str]:
     warnings, exact = [], card.settings.dtype == "float32"
     for live in card.lives:
         if not live.agreement.exact:
