@@ -5,7 +5,7 @@ import gc
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from pathlib import Path
@@ -95,10 +95,13 @@ def build_tokenizer(
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, chat_template=template, **named)
 
 
+def edit_json(file: Path, **entries: Any) -> None:
+    file.write_text(json.dumps({**json.loads(file.read_text()), **entries}))
+
+
 def stopped_by_many(folder: Path) -> Path:
     """The same checkpoint; its responses end at different lengths, as many tokens stop it."""
-    file = folder / "generation_config.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), "eos_token_id": [2, *range(100, 264, 9)]}))
+    edit_json(folder / "generation_config.json", eos_token_id=[2, *range(100, 264, 9)])
     return folder
 
 
@@ -147,6 +150,11 @@ def hide_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
         from composer.utils import collect_env
 
         monkeypatch.setattr(collect_env, "cuda_available", lambda: False)
+
+
+@pytest.fixture
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    hide_gpus(monkeypatch)
 
 
 @pytest.fixture(scope="session")
@@ -291,15 +299,15 @@ def tiny_draft(make_checkpoint: Callable[..., Path]) -> Path:
 
 
 @pytest.fixture(scope="session")
-def with_merges() -> Callable[[Path], Path]:
+def with_merges() -> Callable[..., Path]:
     """with_merges(folder) gives its tokenizer five merges, for ids that had no token: llama.cpp loads none without."""
 
-    def add(folder: Path) -> Path:
+    def add(folder: Path, merges: Sequence[str] = MERGES) -> Path:
         file = folder / "tokenizer.json"
         tokenizer = json.loads(file.read_text())
         vocabulary = tokenizer["model"]["vocab"]
-        vocabulary |= {merge.replace(" ", ""): len(vocabulary) + i for i, merge in enumerate(MERGES)}
-        tokenizer["model"]["merges"] = [merge.split(" ") for merge in MERGES]
+        vocabulary |= {merge.replace(" ", ""): len(vocabulary) + i for i, merge in enumerate(merges)}
+        tokenizer["model"]["merges"] = [merge.split(" ") for merge in merges]
         file.write_text(json.dumps(tokenizer))
         return folder
 

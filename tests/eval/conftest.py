@@ -1,6 +1,7 @@
 """A pair of tiny models that agree on some tokens and not on others, and prompts for them."""
 
 from copy import deepcopy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -16,7 +17,18 @@ from eval.models import load_model, load_tokenizer
 from eval.pair import load_pair
 from eval.prompts import Prompt
 from eval.responses import DecodingSettings
+from tests.eval.decoding.small_heads import noisy
 
+GREEDY = DecodingSettings(
+    max_new_tokens=24,
+    temperature=0.0,
+    top_p=1.0,
+    batch_size=3,
+    shard_size=4,
+    max_prompt_len=200,
+    seed=5,
+    dtype="float32",
+)
 SAID = tuple(id_ for id_ in range(264) if id_ % 7 or id_ == 0)  # ids of a small head
 
 
@@ -33,12 +45,7 @@ def target(target_folder):
 
 def with_noise(folder, out, *, scale):
     """Write a model with noise on its weights: a draft that is right about half of the time."""
-    model = load_model(folder, dtype="float32", device="cpu")
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=scale)
-    model.save_pretrained(out)
+    noisy(load_model(folder, dtype="float32", device="cpu"), scale).save_pretrained(out)
     load_tokenizer(folder).save_pretrained(out)
     return out
 
@@ -157,16 +164,7 @@ def record(asked):
     """Let a target respond to the first of the prompts."""
 
     def write(target, folder, *, num_prompts=6, temperature=0.0):
-        settings = DecodingSettings(
-            max_new_tokens=24,
-            temperature=temperature,
-            top_p=1.0,
-            batch_size=3,
-            shard_size=2,
-            max_prompt_len=200,
-            seed=5,
-            dtype="float32",
-        )
+        settings = replace(GREEDY, temperature=temperature, shard_size=2)
         write_traces(target, asked[:num_prompts], folder, settings, name="eval")
         return folder
 

@@ -1,6 +1,5 @@
 """Drafts with a small head, of every family, cut out of random checkpoints; and one whose tokenizer has merges."""
 
-import json
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
@@ -9,6 +8,7 @@ import pytest
 
 from architectures.pruning.prune import prune_checkpoint
 from tests.architectures.cuts import plan_for
+from tests.conftest import edit_json
 
 IDS = (0, 1, 2, *range(4, 200, 3), 259)  # some of the tiny tokenizer's, and one that pads the vocabulary
 MERGES = ["Ġ t", "h e", "Ġt he", "i n", "a n"]
@@ -34,19 +34,15 @@ def small_draft(cut_draft, family_checkpoint) -> Callable[[str], Path]:
 
 
 @pytest.fixture(scope="session")
-def merging_target(make_checkpoint) -> Path:
+def merging_target(make_checkpoint, with_merges) -> Path:
     """A target whose tokenizer builds "the", "in" and "an" of bytes, and frames texts with its first special token."""
-    folder = make_checkpoint(seed=9, pad_token_id=2)
-    file = folder / "tokenizer.json"
-    tokenizer = json.loads(file.read_text())
-    tokenizer["model"]["merges"] = [merge.split(" ") for merge in MERGES]
-    tokenizer["model"]["vocab"] |= {merge.replace(" ", ""): 259 + place for place, merge in enumerate(MERGES)}
+    folder = with_merges(make_checkpoint(seed=9, pad_token_id=2), MERGES)
     start = {"id": "<|im_start|>", "ids": [1], "tokens": ["<|im_start|>"]}
-    tokenizer["post_processor"] = {
+    frame = {
         "type": "TemplateProcessing",
         "single": [{"SpecialToken": {"id": "<|im_start|>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
         "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 0}}],
         "special_tokens": {"<|im_start|>": start},
     }
-    file.write_text(json.dumps(tokenizer))
+    edit_json(folder / "tokenizer.json", post_processor=frame)
     return folder

@@ -15,8 +15,8 @@ from eval.engines import external_generate
 from eval.engines.external_generate import engine_part, responses_by, worker_environment
 from eval.prompts import Prompt
 from eval.responses import read_traces
+from tests.eval.conftest import GREEDY
 from tests.eval.engines.fake_server import FakeServer, served
-from tests.eval.responses.test_traces import GREEDY
 from tests.rejections import rejects
 from tests.sharing import by_processes
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from architectures.errors import UserError
 from architectures.hub import read_config
@@ -26,6 +26,8 @@ from eval.models import (
     shared_vocab_size,
     stop_token_ids,
 )
+from tests.architectures.cuts import edit_weights
+from tests.conftest import edit_json
 from tests.rejections import rejects
 
 VALUES = (None, "", "a", -1, 0, 1.5, 10**12, float("nan"), True, [], {})
@@ -148,17 +150,13 @@ def test_a_tokenizer_of_special_tokens_alone_is_refused(copy):
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 @pytest.mark.parametrize("name", LAST_OF)
 def test_weights_that_are_no_numbers_are_refused_by_name(copy, name, value):
-    tensors = load_file(copy / "model.safetensors")
-    tensors[name].view(-1)[-1] = value
-    save_file(tensors, copy / "model.safetensors", metadata={"format": "pt"})
+    edit_weights(copy, lambda tensors: tensors[name].view(-1)[-1].fill_(value))
     with rejects("copy:", name, "NaN", "float32"):
         load_model(copy, dtype="float32", device="cpu")
 
 
 def test_weights_beyond_a_number_type_are_refused_in_it(copy):
-    tensors = load_file(copy / "model.safetensors")
-    tensors["model.norm.weight"][0] = 1e6
-    save_file(tensors, copy / "model.safetensors", metadata={"format": "pt"})
+    edit_weights(copy, lambda tensors: tensors["model.norm.weight"][0].fill_(1e6))
     load_model(copy, dtype="bfloat16", device="cpu")
     with rejects("model.norm.weight", "NaN", "float16"):
         load_model(copy, dtype="float16", device="cpu")
@@ -200,16 +198,6 @@ def test_any_bytes_of_a_folder_may_change(tiny_target, copy, name, place, insert
             assert model(torch.arange(3, 9)[None]).logits.isfinite().all()
     finally:
         (copy / name).write_bytes(data)
-
-
-def edit_json(path, **changes):
-    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
-
-
-def edit_weights(folder, edit):
-    tensors = load_file(folder / "model.safetensors")
-    edit(tensors)
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
 
 
 def test_model_is_in_eval_mode_and_holds_the_files_tensors(tiny_target):

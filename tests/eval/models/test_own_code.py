@@ -12,6 +12,7 @@ import widedraft
 from eval.models import load_config, load_model, load_tokenizer, require_same_tokenizer
 from eval.prompts import dataset_rows
 from eval.tasks import PromptSource
+from tests.conftest import edit_json
 from tests.rejections import rejects
 
 CODE = """
@@ -26,10 +27,6 @@ class OwnTokenizer(PreTrainedTokenizerFast):
     pass
 """
 AUTO_MAP = {"AutoConfig": "own.OwnConfig", "AutoModelForCausalLM": "own.OwnModel"}
-
-
-def edit(path: Path, **changes) -> None:
-    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
 
 
 @pytest.fixture
@@ -49,7 +46,7 @@ def planted(tiny_target, tmp_path, mark, monkeypatch):
 
 @pytest.fixture
 def own_model(planted):
-    edit(planted / "config.json", model_type="own_llama", auto_map=AUTO_MAP)
+    edit_json(planted / "config.json", model_type="own_llama", auto_map=AUTO_MAP)
     return planted
 
 
@@ -66,14 +63,14 @@ def test_an_unknown_architecture_is_refused_and_its_code_not_run(own_model, tiny
 
 def test_a_tokenizers_code_is_not_run(planted, mark):
     own = {"tokenizer_class": "OwnTokenizer", "auto_map": {"AutoTokenizer": [None, "own.OwnTokenizer"]}}
-    edit(planted / "tokenizer_config.json", **own)
+    edit_json(planted / "tokenizer_config.json", **own)
     with rejects(planted, "auto_map"):
         load_tokenizer(planted)
     assert not mark.exists()
 
 
 def test_an_architecture_that_transformers_knows_is_opened_with_its_own_code(planted, mark):
-    edit(planted / "config.json", auto_map=AUTO_MAP)
+    edit_json(planted / "config.json", auto_map=AUTO_MAP)
     assert type(load_model(planted, dtype="float32", device="cpu")).__module__.startswith("transformers.")
     assert not mark.exists()
 
@@ -110,7 +107,7 @@ def test_an_index_that_names_files_elsewhere_is_not_followed(planted, tmp_path):
 
 
 def test_weights_of_another_name_are_refused_as_pruning_would_not_read_them(planted):
-    edit(planted / "config.json", transformers_weights="other.safetensors.index.json")
+    edit_json(planted / "config.json", transformers_weights="other.safetensors.index.json")
     with rejects("transformers_weights"):
         load_model(planted, dtype="float32", device="cpu")
 

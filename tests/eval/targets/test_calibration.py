@@ -15,17 +15,12 @@ from eval.models import load_model
 from eval.prompts import Prompt
 from eval.scorecard import score_drafts
 from eval.scorecard_tables import models
-from tests.conftest import hide_gpus
 from tests.eval.targets.conftest import LAYERS
 from tests.rejections import rejects
 
+pytestmark = pytest.mark.usefixtures("no_gpu")
 IDS_ST = torch.randint(3, 260, (5, 20), generator=torch.Generator().manual_seed(7))
 HALF = Holding("spread", device_memory_gib=0.00045)  # two of four layers, and the embedding
-
-
-@pytest.fixture(autouse=True)
-def _no_gpu(monkeypatch):
-    hide_gpus(monkeypatch)
 
 
 def whole_scores(folder, **how):
