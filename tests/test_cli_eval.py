@@ -10,7 +10,7 @@ import widedraft
 from architectures.settings import WHOLE
 from eval.decoding.generate import write_traces
 from eval.prompts import Prompt
-from tests.eval.responses.test_traces import GREEDY
+from tests.eval.conftest import GREEDY
 
 
 @pytest.fixture
@@ -146,9 +146,11 @@ def test_traces_and_text_are_scored(traces, tiny_draft, capsys):
         (["--recorded", "TRACES", "--draft", "x", "eval={batch_size: 4, num_prompts: 2}"], "eval.batch_size"),
         (["--recorded", "TRACES", "--draft", "x", "a.yaml"], "a.yaml"),
         (["a.yaml", "--out", "x"], "--out"),
+        (["--endpoint", "http://user:key@host"], "--endpoint"),
+        (["--endpoint", "http://x", "--draft", "b"], "--target"),
     ],
 )
-def test_eval_of_recorded_responses_names_what_it_needs(words, named, traces, tiny_draft, capsys):
+def test_eval_of_recorded_responses_or_an_endpoint_names_what_it_needs(words, named, traces, tiny_draft, capsys):
     Path("r.txt").write_text("tensor([[1]])")
     words = [{"TRACES": str(traces), "DRAFT": str(tiny_draft)}.get(word, word) for word in words]
     assert widedraft.main(["eval", *words]) == 2

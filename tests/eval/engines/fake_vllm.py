@@ -8,11 +8,18 @@ from types import SimpleNamespace
 from typing import Any
 
 __version__ = "0.0.fake"
-PREPARED = Path(os.environ["FAKE_VLLM"])  # {"responses": by prompt, "max_batches": it dies after these}
+PREPARED = Path(os.environ.get("FAKE_VLLM", ""))  # {"responses": by prompt, "max_batches": it dies after these}
 
 
 def SamplingParams(**settings: Any) -> dict[str, Any]:  # noqa: N802  # vLLM's name
     return settings
+
+
+def output(prompt_ids: list[int], ids: list[int], reason: str, first_token_latency: float = 0.1) -> SimpleNamespace:
+    """What vLLM's generate and chat return of a prompt: half a second from the first token to the last."""
+    text = SimpleNamespace(token_ids=ids, finish_reason=reason)
+    times = SimpleNamespace(first_token_latency=first_token_latency, first_token_ts=100.0, last_token_ts=100.5)
+    return SimpleNamespace(prompt_token_ids=prompt_ids, outputs=[text], metrics=times)
 
 
 class LLM:
@@ -33,10 +40,7 @@ class LLM:
         for prompt, settings in zip(prompts, params, strict=True):
             ids = self.prepared["responses"][json.dumps(prompt["prompt_token_ids"])]
             reason = "stop" if ids[-1] in settings["stop_token_ids"] else "length"
-            text = SimpleNamespace(token_ids=ids, finish_reason=reason)
-            times = SimpleNamespace(first_token_latency=0.1, first_token_ts=1.0, last_token_ts=1.2)
-            prompt_ids = prompt["prompt_token_ids"]
-            responses.append(SimpleNamespace(prompt_token_ids=prompt_ids, outputs=[text], metrics=times))
+            responses.append(output(prompt["prompt_token_ids"], ids, reason))
         return responses
 
     def get_metrics(self) -> list[Any]:

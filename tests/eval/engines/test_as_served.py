@@ -134,16 +134,3 @@ def test_the_context_is_that_of_the_shorter_model_and_no_longer(pair):
     assert served_length(pair, longest) == longest
     with pytest.raises(Exception, match="--max-model-len"):
         served_length(pair, longest + 1)
-
-
-@pytest.mark.parametrize(
-    ("flags", "named"),
-    [
-        (["--engine", "openvino", "--as-served"], "--engine"),
-        (["--engine", "transformers", "--max-model-len", "512"], "--max-model-len"),
-        (["--engine", "vllm", "--as-served", "--dry-run"], "--as-served"),
-    ],
-)
-def test_a_flag_that_would_have_no_effect_is_named(pair, flags, named, capsys):
-    assert widedraft.main(["certify", str(pair[1]), "--target", str(pair[0]), *flags]) == 2
-    assert named in capsys.readouterr().err

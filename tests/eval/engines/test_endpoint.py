@@ -127,12 +127,3 @@ def test_what_an_endpoint_does_not_support_is_rejected(words, noisy_folder, more
     with served(FakeServer(noisy_folder)) as server:
         assert widedraft.main([*words(server.url), *more]) == 2
     assert named in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("wrong", "named"),
-    [(["--endpoint", "http://user:key@host"], "--endpoint"), (["--endpoint", "http://x", "--draft", "b"], "--target")],
-)
-def test_what_an_endpoint_needs(wrong, named, capsys):
-    assert widedraft.main(["eval", *wrong]) == 2
-    assert named in capsys.readouterr().err

@@ -26,6 +26,7 @@ from eval.engines.worker_process import WORKER
 from eval.intervals import Estimate
 from eval.pair import load_pair, prompts_of
 from tests.eval.engines.fake_server import FakeServer, served
+from tests.eval.engines.fake_vllm import output
 from tests.eval.test_http_server import counted
 from tests.eval.test_http_server import served as served_here
 
@@ -312,6 +313,14 @@ def opened(**changes):
     return worker.EngineRequest(**{"target": "T", "dtype": "float32", "max_model_len": 64} | changes)
 
 
+def llama_server(post, **changes):
+    """One whose requests post(path, body) replies to."""
+    server = worker.LlamaServer.__new__(worker.LlamaServer)
+    server.request, server.post = opened(num_speculative_tokens=3, **changes), post
+    server.longest_prompt = server.cached_tokens = 0
+    return server
+
+
 def test_vllms_statistics_and_counters_are_those_of_one_call(monkeypatch):
     by_position = [5, 3]  # before
 
@@ -330,16 +339,8 @@ def test_vllms_statistics_and_counters_are_those_of_one_call(monkeypatch):
 
         def respond(self, *prompts):
             by_position[:] = [by_position[0] + 4, by_position[1] + 1]
-            stats = [
-                SimpleNamespace(first_token_latency=t, first_token_ts=100.0, last_token_ts=100.5) for t in (0.1, 0.3)
-            ]
-            texts = [
-                SimpleNamespace(token_ids=ids, finish_reason=why) for ids, why in (([4, 5, 6], "length"), ([7], "stop"))
-            ]
-            return [
-                SimpleNamespace(prompt_token_ids=prompt, outputs=[text], metrics=each)
-                for prompt, text, each in zip(prompts, texts, stats, strict=True)
-            ]
+            responses = ([4, 5, 6], "length", 0.1), ([7], "stop", 0.3)
+            return [output(prompt, *each) for prompt, each in zip(prompts, responses, strict=True)]
 
         def get_metrics(self):
             prefix = "vllm:spec_decode_num"
@@ -403,10 +404,7 @@ def test_llama_cpp_requests_are_sent_at_once_and_timed_to_their_first_token():
         drafted = {"draft_n": 6, "draft_n_accepted": len(body["prompt"])}
         return {"tokens": [*body["prompt"], 1], "timings": {"predicted_ms": 20.0, **drafted}}
 
-    server = worker.LlamaServer.__new__(worker.LlamaServer)
-    server.request, server.post = opened(num_speculative_tokens=3), post
-    server.longest_prompt = server.cached_tokens = 0
-    decoded = server.decode([[5], [6, 7]], [{"max_tokens": 9, "temperature": 0}] * 2)
+    decoded = llama_server(post).decode([[5], [6, 7]], [{"max_tokens": 9, "temperature": 0}] * 2)
     assert (decoded["prompt_ids"], decoded["ids"]) == ([[5], [6, 7]], [[5, 1], [6, 7, 1]])
     assert (decoded["proposed"], decoded["accepted"], decoded["by_position"]) == (12, 3, None)
     assert decoded["steps"] == 2 + 2  # of 6 proposals each, though 0 of 1 and 0 of 2 tokens were not accepted
@@ -429,9 +427,7 @@ def test_llama_cpp_renders_conversations_with_its_own_template(is_chat):
         timings = {"predicted_ms": 1.0, "draft_n": 5, "draft_n_accepted": 2}
         return {"tokens": [3, 4, 5, 6], "timings": timings}
 
-    server = worker.LlamaServer.__new__(worker.LlamaServer)
-    server.request = opened(num_speculative_tokens=3, is_chat=is_chat, chat_template_kwargs={"x": 1})
-    server.longest_prompt, server.cached_tokens, server.post = 0, 0, post
+    server = llama_server(post, is_chat=is_chat, chat_template_kwargs={"x": 1})
     decoded = server.decode([CONVERSATION], [{"max_tokens": 4, "temperature": 0}])
     assert (decoded["prompt_ids"], decoded["steps"]) == ([[8, 9]], 2)  # of 5 proposals, at most 3 each
 
