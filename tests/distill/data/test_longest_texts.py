@@ -19,7 +19,7 @@ data: {{prompts: [{{path: {prompts}}}], num_eval_prompts: 2, max_seq_len: 65, ma
 distill: {{global_train_batch_size: 4}}
 eval: {{max_prompt_len: 64, max_new_tokens: 64, dtype: float32}}
 """
-# Each made for 128 tokens; how every family says it is in tests/architectures/shapes/test_context_length.py.
+# Each made for 128 tokens; how every family says it is in tests/architectures/shapes/test_shapes.py.
 FAMILIES = {"gpt2": {"n_layer": 4, "n_head": 4, "n_embd": 64}, "llama": {}}
 TEMPLATE_TOKENS = 19  # what the tiny chat template adds to a prompt
 

@@ -30,7 +30,7 @@ from eval.engines.certificate import (
 )
 from eval.report import read_run
 from eval.scorecard_schema import write_record
-from tests.architectures.conversion.test_refusals import ROBERTA, edit
+from tests.architectures.conversion.test_forms import ROBERTA, edit
 from tests.distill.publishing.conftest import BASE, write_dry
 from tests.eval.records import engine_benchmark
 from tests.rejections import rejects
