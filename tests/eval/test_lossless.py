@@ -8,8 +8,7 @@ import torch
 from scipy.stats import binom, chisquare
 
 from eval import lossless
-from eval.decoding import sampling as rules
-from eval.decoding import speculative as batch_steps
+from eval.decoding import sampling, speculative
 from eval.decoding.sampling import (
     LOSSLESS,
     REJECTION,
@@ -156,10 +155,10 @@ def inflate_chances(patch, by):
     """Every accept chance is so much higher than p / q."""
 
     def mutant(target_BJV, proposal):
-        p_BK, q_BK = (rules.prob_of(probs, proposal.tokens_BK) for probs in (target_BJV[:, :-1], proposal.probs_BKS))
+        p_BK, q_BK = (sampling.prob_of(probs, proposal.tokens_BK) for probs in (target_BJV[:, :-1], proposal.probs_BKS))
         return ((1 + by) * p_BK / q_BK).clamp(max=1)
 
-    patch(rules, "acceptance_probs", mutant)
+    patch(sampling, "acceptance_probs", mutant)
 
 
 @pytest.mark.parametrize("rule", LOSSLESS)
@@ -261,7 +260,7 @@ NOBODY = frozenset()
 
 def second_of_two_near_ties(monkeypatch, share):
     """When the target judges a proposal, the second-best token is taken where it lies within what 4 roundings allow."""
-    verify = batch_steps.SpeculativeSteps.verify
+    verify = speculative.SpeculativeSteps.verify
 
     def mutant(self, proposal, counts):
         with monkeypatch.context() as patch:
@@ -269,7 +268,7 @@ def second_of_two_near_ties(monkeypatch, share):
             patch.setattr(self.batch.verifier, "feed", lambda *args, **how: swapped(feed(*args, **how), share))
             return verify(self, proposal, counts)
 
-    monkeypatch.setattr(batch_steps.SpeculativeSteps, "verify", mutant)
+    monkeypatch.setattr(speculative.SpeculativeSteps, "verify", mutant)
 
 
 def swapped(logits, share):
@@ -300,7 +299,7 @@ def test_near_ties_that_are_small_enough_but_too_many_fail(monkeypatch, half_pai
 
 def test_few_tokens_that_are_no_near_ties_fail(monkeypatch, half_pair, prompts):
     """The first step alone takes the second best, however far it is: too few to be too many."""
-    verify, steps = batch_steps.SpeculativeSteps.verify, []
+    verify, steps = speculative.SpeculativeSteps.verify, []
 
     def mutant(self, proposal, counts):
         steps.append(1)
@@ -309,7 +308,7 @@ def test_few_tokens_that_are_no_near_ties_fail(monkeypatch, half_pair, prompts):
             patch.setattr(self.batch.verifier, "feed", lambda *args, **how: swapped(feed(*args, **how), share))
             return verify(self, proposal, counts)
 
-    monkeypatch.setattr(batch_steps.SpeculativeSteps, "verify", mutant)
+    monkeypatch.setattr(speculative.SpeculativeSteps, "verify", mutant)
     finding = check_greedy_text(half_pair, prompts[1:4], GREEDY)
     assert not finding.holds
     assert float(finding.detail.split("p = ")[1].split(";")[0]) > MIN_P

@@ -8,11 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from eval.decoding import kv_cache as sequencer
-from eval.decoding import sampling
-from eval.decoding import sampling as rules
-from eval.decoding import speculative as batch
-from eval.decoding import speculative as batch_steps
+from eval.decoding import kv_cache, sampling, speculative
 from eval.decoding.sampling import (
     Limits,
     Sampling,
@@ -44,29 +40,29 @@ def test_the_laws_hold_without_a_fault(laws):
 
 def unwarped_q(patch):
     """transformers #47932: the ratio is taken with the draft's own softmax, the token drawn from the warped one."""
-    pick = batch.Batch.pick
+    pick = speculative.Batch.pick
 
     def mutant(self, logits_BV, seen_BV, draws_B, *, drafting=False):
         tokens_B, probs_BV = pick(self, logits_BV, seen_BV, draws_B, drafting=drafting)
         return tokens_B, probs_BV if probs_BV is None else logits_BV.float().softmax(dim=-1)
 
-    patch(batch.Batch, "pick", mutant)
+    patch(speculative.Batch, "pick", mutant)
 
 
 def greedy_draft_with_softmax_q(patch):
     """transformers #32867: the draft proposes its argmax and is judged as if it had sampled."""
-    pick = batch.Batch.pick
+    pick = speculative.Batch.pick
 
     def mutant(self, logits_BV, seen_BV, draws_B, *, drafting=False):
         tokens_B, probs_BV = pick(self, logits_BV, seen_BV, draws_B, drafting=drafting)
         return logits_BV.argmax(dim=-1) if drafting else tokens_B, probs_BV
 
-    patch(batch.Batch, "pick", mutant)
+    patch(speculative.Batch, "pick", mutant)
 
 
 def residual_from_p(patch):
     """After a rejection the token is drawn from p and not from (p - q)+."""
-    patch(rules, "residual", lambda target_BV, _draft_BS, _ids_S: target_BV)
+    patch(sampling, "residual", lambda target_BV, _draft_BS, _ids_S: target_BV)
 
 
 def bonus_from_q(patch):
@@ -80,34 +76,34 @@ def bonus_from_q(patch):
             rest_BV = proposal.probs_BKS[:, -1].where(full_B[:, None], rest_BV)
         return Verdict(accepted_B, invert_cumulative(rest_BV, at(draws.target_BJ, accepted_B)))
 
-    patch(rules.RULES, "rejection", mutant)
+    patch(sampling.RULES, "rejection", mutant)
 
 
 def accept_iff_p_at_least_q(patch):
     """A proposed token is kept exactly where the target finds it as likely as the draft does."""
-    patch(rules, "acceptance_probs", lambda target, proposal: (acceptance_probs(target, proposal) >= 1).float())
+    patch(sampling, "acceptance_probs", lambda target, proposal: (acceptance_probs(target, proposal) >= 1).float())
 
 
 def shared_random_numbers(patch):
     """vLLM #47386: what decides whether a token is kept also draws the one in its place."""
-    of = batch.Streams.of
+    of = speculative.Streams.of
 
     def mutant(wanted, seeds, row_seeds, device):
         streams = of(wanted, seeds, row_seeds, device)
         return replace(streams, target_BD=streams.accept_BD)
 
-    patch(batch.Streams, "of", staticmethod(mutant))
+    patch(speculative.Streams, "of", staticmethod(mutant))
 
 
 def constant_acceptance_draw(patch):
     """LLMSpeculativeSampling with a seed: the same number decides at every position."""
-    of = batch.Streams.of
+    of = speculative.Streams.of
 
     def mutant(wanted, seeds, row_seeds, device):
         streams = of(wanted, seeds, row_seeds, device)
         return replace(streams, accept_BD=streams.accept_BD[:, :1].expand_as(streams.accept_BD))
 
-    patch(batch.Streams, "of", staticmethod(mutant))
+    patch(speculative.Streams, "of", staticmethod(mutant))
 
 
 def cache_one_short(patch):
@@ -121,26 +117,26 @@ def cache_one_long(patch):
 
 
 def shift_positions(patch, by):
-    feed = sequencer.RowSequencer.feed
+    feed = kv_cache.RowSequencer.feed
 
     def mutant(self, ids_BT, spans, *, whole):
         late = [(max(0, start + by) if start > 0 else start, count) for start, count in spans]
         return feed(self, ids_BT, late, whole=whole)
 
-    patch(sequencer.RowSequencer, "feed", mutant)
+    patch(kv_cache.RowSequencer, "feed", mutant)
 
 
 def draft_never_catches_up(patch):
     """vLLM #5765: after a step that kept everything, the draft never reads the last token it proposed."""
     patch(sampling.Text, "last", lambda self, count: [*self.context, *self.emitted][-1:] if count else [])
-    emit = batch_steps.SpeculativeSteps.emit
+    emit = speculative.SpeculativeSteps.emit
 
     def mutant(self, text, *args, **more):
         emitted = emit(self, text, *args, **more)
         text.missing = 0
         return emitted
 
-    patch(batch_steps.SpeculativeSteps, "emit", mutant)
+    patch(speculative.SpeculativeSteps, "emit", mutant)
 
 
 def stop_token_ignored_inside_a_round(patch):
@@ -156,13 +152,13 @@ def stop_token_ignored_inside_a_round(patch):
 
 def rows_wait_for_the_slowest(patch):
     """Every row keeps as many tokens as the row that keeps fewest, but emits as if it were its own count."""
-    judged = batch_steps.SpeculativeSteps.judge
+    judged = speculative.SpeculativeSteps.judge
 
     def mutant(self, logits_BJV, turn, draws):
         verdict = judged(self, logits_BJV, turn, draws)
         return replace(verdict, accepted_B=verdict.accepted_B.min().expand_as(verdict.accepted_B))
 
-    patch(batch_steps.SpeculativeSteps, "judge", mutant)
+    patch(speculative.SpeculativeSteps, "judge", mutant)
 
 
 @pytest.fixture

@@ -11,8 +11,7 @@ import pytest
 import torch
 
 from eval.chat import user_turn
-from eval.decoding import cuda_graphs as captured
-from eval.decoding import generate as answering
+from eval.decoding import cuda_graphs, generate
 from eval.decoding.cuda_graphs import BatchSteps, bytes_per_slot, generation_opener
 from eval.decoding.generate import write_traces
 from eval.decoding.kv_cache import RowSequencer, TextSequencer, open_sequencer
@@ -46,16 +45,16 @@ def maker(monkeypatch):
 
 def capturing(kind, monkeypatch):
     maker = watched_maker(kind)
-    monkeypatch.setattr(captured, "CapturedSteps", maker.opener)
+    monkeypatch.setattr(cuda_graphs, "CapturedSteps", maker.opener)
     return maker
 
 
 def responses(target, out, settings, steps, prompts=PROMPTS):
     """Into out/eager or out/captured; the free memory of a GPU is not asked for."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(captured, "free_bytes", lambda _device: 1 << 40)
-        opener = open_sequencer if steps == "eager" else BatchSteps(captured.CapturedSteps())
-        patch.setattr(answering, "generation_opener", lambda _model: opener)
+        patch.setattr(cuda_graphs, "free_bytes", lambda _device: 1 << 40)
+        opener = open_sequencer if steps == "eager" else BatchSteps(cuda_graphs.CapturedSteps())
+        patch.setattr(generate, "generation_opener", lambda _model: opener)
         write_traces(target, prompts, out / steps, settings)
 
 
@@ -122,7 +121,7 @@ def test_what_cannot_be_captured_is_eager_and_said_once(make_checkpoint, maker, 
 
 def test_a_cache_that_is_too_large_for_what_is_free_is_said_once_and_grows(target, maker, capsys, monkeypatch):
     model, free = load_model(target, dtype="float32", device="cpu"), []
-    monkeypatch.setattr(captured, "free_bytes", lambda _device: free.pop(0))
+    monkeypatch.setattr(cuda_graphs, "free_bytes", lambda _device: free.pop(0))
     opener = BatchSteps(maker.opener())
     whole = 2 * 256 * bytes_per_slot(model)  # two rows, each of the fewest slots
     free += [int(whole / 0.75) - 9, int(whole / 0.75) - 9, int(whole / 0.75) + 9]
@@ -142,7 +141,7 @@ def test_responses_on_a_device_are_those_of_eager_steps(target, tmp_path, device
     if device == "cpu":
         capturing("itself", monkeypatch)
     monkeypatch.setattr(
-        answering, "load_target", lambda folder, dtype, holding: load_model(folder, dtype=dtype, device=device)
+        generate, "load_target", lambda folder, dtype, holding: load_model(folder, dtype=dtype, device=device)
     )
     for steps in ("eager", "captured"):
         responses(target, tmp_path, GREEDY, steps)

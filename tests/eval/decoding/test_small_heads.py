@@ -5,9 +5,7 @@ from functools import cache
 import pytest
 import torch
 
-from eval.decoding import sampling as rules
-from eval.decoding import speculative as batch
-from eval.decoding import speculative as batch_steps
+from eval.decoding import sampling, speculative
 from eval.decoding.kv_cache import open_sequencer
 from eval.decoding.sampling import Limits, Sampling, Speculation, distribution, invert_cumulative, residual
 from eval.decoding.speculative import plain_decode, speculative_decode
@@ -180,28 +178,28 @@ def test_nothing_as_wide_as_the_vocabulary_and_no_copy_of_the_head_is_made_while
 
 
 def columns_taken_for_tokens(patch):
-    patch(batch_steps, "tokens_of", lambda columns_B, _ids_S: columns_B)
+    patch(speculative, "tokens_of", lambda columns_B, _ids_S: columns_B)
 
 
 def q_taken_from_the_first_ids(patch):
     def mutant(target_BV, draft_BS, ids_S=None):
         return residual(target_BV, draft_BS, None if ids_S is None else torch.arange(len(ids_S)))
 
-    patch(rules, "residual", mutant)
+    patch(sampling, "residual", mutant)
 
 
 def q_of_another_token(patch):
     def mutant(tokens_BK, ids_S):
         return tokens_BK if ids_S is None else tokens_BK.clamp(max=len(ids_S) - 1)
 
-    patch(rules, "columns_of", mutant)
+    patch(sampling, "columns_of", mutant)
 
 
 def penalty_on_the_first_ids(patch):
     def mutant(self):
         return self.seen_BV if self.output_ids_S is None else self.seen_BV[:, : len(self.output_ids_S)]
 
-    patch(batch.Batch, "seen_by_writer", mutant)
+    patch(speculative.Batch, "seen_by_writer", mutant)
 
 
 @pytest.mark.parametrize(
