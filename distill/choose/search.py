@@ -114,7 +114,8 @@ def measured_steps(
     from eval.scorecard_schema import TARGET
 
     config, names = recipe.eval, [candidate.name for candidate in candidates]
-    text_ids = [token for prompt in PROMPTS for token in load_tokenizer(target)(prompt)["input_ids"]]
+    tokenizer = load_tokenizer(target)
+    text_ids = [token for prompt in PROMPTS for token in tokenizer(prompt)["input_ids"]]
     model = load_target(target, dtype=config.dtype, holding=recipe.target.holding)
     with torch_threads(None):
         drafts = dict(zip(names, untrained_models(model, [candidate.shape for candidate in candidates]), strict=True))
