@@ -8,8 +8,7 @@ import pytest
 
 from architectures import manifest as hashes
 from architectures.manifest import fingerprint_tokenizer, read_manifest
-from distill import pipeline as stages
-from distill import teacher_cache
+from distill import pipeline, teacher_cache
 from distill.pipeline import cache_stage, verify_cache_stage
 from distill.recipe.recipe import Recipe
 from distill.response_batches import read_responses
@@ -136,11 +135,14 @@ def test_verification_reads_whatever_is_remembered(recipe, monkeypatch):
     verify_cache_stage(Run.of(recipe))
 
 
-def test_verification_is_of_a_finished_cache(recipe):
-    with rejects("widedraft cache RECIPE"):
-        verify_cache_stage(Run.of(recipe))
+@pytest.mark.parametrize(
+    ("step", "named"), [(verify_cache_stage, "widedraft cache RECIPE"), (require_training_inputs, "teacher_cache")]
+)
+def test_verification_and_training_ask_for_a_finished_cache(recipe, step, named):
+    with rejects(named):
+        step(Run.of(recipe))
     cache_stage(Run.of(recipe))
-    verify_cache_stage(Run.of(recipe))
+    step(Run.of(recipe))
 
 
 @pytest.mark.parametrize("source", ["live", "none"])
@@ -150,26 +152,19 @@ def test_without_a_cached_teacher_there_is_nothing_to_cache(make_run, source):
             command(Run.of(make_run(command.__name__, teacher={"source": source})))
 
 
-def test_training_asks_for_the_cache(recipe):
-    with rejects("teacher_cache"):
-        require_training_inputs(Run.of(recipe))
-    cache_stage(Run.of(recipe))
-    require_training_inputs(Run.of(recipe))
-
-
 @pytest.fixture
 def stages_of(monkeypatch):
     """stages_of(recipe) -> each stage that a run of it begins, and the folder of its run."""
     seen = []
     for name in ("prune", "generate", "cache", "distill", "eval", "report"):
-        monkeypatch.setattr(stages, f"{name}_stage", lambda of, *_, name=name, **__: seen.append((name, run_of(of))))
+        monkeypatch.setattr(pipeline, f"{name}_stage", lambda of, *_, name=name, **__: seen.append((name, run_of(of))))
     for name in ("check_first", "print_outcome"):
-        monkeypatch.setattr(stages, name, lambda *_: None)
+        monkeypatch.setattr(pipeline, name, lambda *_: None)
 
     def run(recipe):
         seen.clear()
-        monkeypatch.setattr(stages, "load_recipe", lambda *_: recipe)
-        stages.run_all(Path("recipe.yaml"), [])
+        monkeypatch.setattr(pipeline, "load_recipe", lambda *_: recipe)
+        pipeline.run_all(Path("recipe.yaml"), [])
         return seen.copy()
 
     return run
