@@ -10,11 +10,8 @@ import pytest
 
 import widedraft
 from architectures.settings import flag_of
-from eval import accuracy, lossless, side_by_side
-from eval import large_targets as targets
-from eval import pair as pairs
-from eval.decoding import cuda_graphs as captured
-from eval.decoding import sampling as rules
+from eval import accuracy, large_targets, lossless, pair, side_by_side
+from eval.decoding import cuda_graphs, sampling
 from eval.decoding.sampling import Limits, Speculation
 from eval.decoding.speculative import Emitted, decode_steps, speculative_decode
 from eval.models import load_model
@@ -63,8 +60,8 @@ def run(target_folder, noisy_folder, monkeypatch):
             for module in (lossless, accuracy):
                 patch.setattr(module, "speculative_decode", watched(speculative_decode))
             patch.setattr(side_by_side, "decode_steps", stepped)
-            patch.setattr(pairs, "load_model", loaded)
-            patch.setattr(targets, "load_model", loaded)
+            patch.setattr(pair, "load_model", loaded)
+            patch.setattr(large_targets, "load_model", loaded)
             given = ["verify", "--target", target_folder, "--draft", noisy_folder, *words]
             if code == 1:
                 with pytest.raises(SystemExit) as stopped:
@@ -112,7 +109,7 @@ OPTIONS = {  # each with a value that must change what is decoded, or how; None 
 
 @pytest.mark.parametrize(("mode", "option"), [(mode, option) for mode, given in OPTIONS.items() for option in given])
 def test_no_option_is_accepted_and_ignored(run, questions, target_folder, noisy_folder, monkeypatch, mode, option):
-    monkeypatch.setattr(captured, "CapturedSteps", watched_maker("captured").opener)  # it takes a GPU
+    monkeypatch.setattr(cuda_graphs, "CapturedSteps", watched_maker("captured").opener)  # it takes a GPU
     values = {"NOISY": noisy_folder, "TARGET": target_folder, "QUESTIONS": questions}
     usual = [values.get(word, word) for word in USUAL[mode]]
     value = OPTIONS[mode][option]
@@ -157,7 +154,7 @@ def test_a_mistake_names_its_flag_or_file(run, capsys, words, flag):
 
 @pytest.mark.parametrize("mode", [("--num-prompts", "2"), ACCURACY])
 def test_a_changed_text_ends_in_exit_code_1(run, capsys, monkeypatch, mode):
-    monkeypatch.setattr(rules, "leading", lambda _kept_BK, counts_B: counts_B)  # whatever is proposed is accepted
+    monkeypatch.setattr(sampling, "leading", lambda _kept_BK, counts_B: counts_B)  # whatever is proposed is accepted
     run(*mode, "--max-new-tokens", "8", code=1)
     assert "FAIL " in capsys.readouterr().out
 

@@ -13,7 +13,6 @@ from architectures import files as shipped
 from architectures import gguf_import as importing
 from architectures.files import PackagedTarget, shipped_recipes
 from distill import shipped_recipes as command
-from distill import shipped_recipes as packaged_target
 
 ROOT = Path(__file__).parents[3]
 OF_QUICKSTART = ["recipes/prompts/quickstart.jsonl", "recipes/quickstart.yaml", "recipes/recipe.schema.json"]
@@ -192,7 +191,7 @@ def test_parts_put_there_by_hand_need_no_pip_unless_they_are_damaged(package, he
     wheel = WHEELS / "tiny_target_part2-1.0-py3-none-any.whl"
     whole = wheel.read_bytes()
     wheel.write_bytes(whole[:-1])
-    monkeypatch.setattr(packaged_target, "distribution", no_distribution)
+    monkeypatch.setattr(command, "distribution", no_distribution)
     assert told(capsys, "quickstart", "--with-target", code=2).startswith("tiny-target-part2==1.0: ")
     wheel.write_bytes(whole)
     told(capsys, "quickstart", "--with-target")
@@ -220,14 +219,14 @@ def no_distribution(name):
 
 
 def test_a_python_without_pip_is_told_how_to_have_it(package, here, capsys, monkeypatch):
-    monkeypatch.setattr(packaged_target, "distribution", no_distribution)
+    monkeypatch.setattr(command, "distribution", no_distribution)
     said = told(capsys, "quickstart", "--with-target", code=2)
     assert f"`{sys.executable} -m ensurepip`" in said
     assert not Path("models").exists()
 
 
 def test_passwords_of_an_index_are_not_told():
-    assert "secret" not in packaged_target.pip_words("ERROR: no https://me:secret@index.example/simple here\n")
+    assert "secret" not in command.pip_words("ERROR: no https://me:secret@index.example/simple here\n")
 
 
 def test_every_header_has_the_commands_that_are_told():

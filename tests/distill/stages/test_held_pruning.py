@@ -7,25 +7,14 @@ import pytest
 from distill.check import check_recipe
 from distill.pipeline import prune_stage
 from distill.run import Run
-from tests.conftest import hide_gpus
+from tests.eval.targets.conftest import _same_kernels  # noqa: F401  # a fixture of every test
 from tests.rejections import rejects
 from tests.sharing import by_processes
 
+pytestmark = pytest.mark.usefixtures("no_gpu")
 WHOLE, LAYERS = {}, {"placement": "layers"}
 SPREAD = {"placement": "spread", "device_memory_gib": 0.00045}  # two of four layers, and the embedding
 NARROW = {"layers": 2, "intermediate": 96, "heads": 2}
-
-
-@pytest.fixture(autouse=True)
-def _no_gpu(monkeypatch):
-    hide_gpus(monkeypatch)
-
-
-@pytest.fixture(autouse=True)
-def _same_kernels(monkeypatch):
-    """On CPUs with AVX2 only, whole models multiply by packed weights and targets held otherwise do not."""
-    for module in ("eval.models", "eval.large_targets"):
-        monkeypatch.setattr(f"{module}.slow_type", lambda: None)
 
 
 def made(folder: Path) -> dict[str, bytes]:

@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import sys
 import threading
-from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -34,20 +33,11 @@ from eval.responses import (
     write_shard,
 )
 from tests.conftest import stopped_by_many
+from tests.eval.conftest import GREEDY
 from tests.rejections import rejects
 from tests.sharing import by_processes
 
 ROOT = Path(__file__).parents[3]
-GREEDY = DecodingSettings(
-    max_new_tokens=24,
-    temperature=0.0,
-    top_p=1.0,
-    batch_size=3,
-    shard_size=4,
-    max_prompt_len=200,
-    seed=5,
-    dtype="float32",
-)
 SAMPLED = dataclasses.replace(GREEDY, temperature=1.5, top_p=0.95)
 MIXED = dataclasses.replace(SAMPLED, temperature=(0.0, 0.7, 1.5))
 
@@ -392,7 +382,7 @@ def test_prompts_and_responses_count_and_the_smallest_model_is_named(tmp_path, p
     paths = claim_shards(tmp_path, "eval", {}, num_shards=2)
     rows = [Trace(0, "p:1", ASKED, (1,), (2,), "", "stop"), Trace(1, "p:2", ASKED, prompt, response, "", "stop")]
     for path, trace in zip(paths, rows, strict=True):
-        write_shard(path, [asdict(trace)])
+        write_shard(path, [dataclasses.asdict(trace)])
     ids = [trace.token_ids for trace in read_traces(tmp_path, "eval")]
     models = {tmp_path / "large": 20, tmp_path / "small": 12, tmp_path / "larger": 30}
     require_known_ids(ids, tmp_path, "eval", {**models, tmp_path / "small": 13})
