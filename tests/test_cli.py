@@ -12,10 +12,7 @@ import pytest
 
 import widedraft
 from architectures.errors import UserError
-from distill import pipeline
-from distill import pipeline as stages
-from distill import process as exits
-from distill import process as interrupts
+from distill import pipeline, process
 from distill.process import Process, end_on_sigterm, interrupt, report_user_errors, signals_kept
 
 ROOT = Path(__file__).parents[1]
@@ -81,8 +78,8 @@ def test_profile_reaches_the_processes_of_a_training(recipe, tmp_path, monkeypat
 @pytest.mark.parametrize("words", [["prune"], ["generate"], ["export"], ["eval"], ["cache"], ["cache", "--verify"]])
 def test_a_stage_gets_the_recipe_with_the_words_of_the_command_line(words, recipe, monkeypatch):
     seen, stage = [], "verify_cache" if "--verify" in words else words[0]
-    monkeypatch.setattr(stages, f"{stage}_stage", lambda run, *_: seen.append(run))
-    monkeypatch.setattr(stages, "print_scores", lambda _run: None)
+    monkeypatch.setattr(pipeline, f"{stage}_stage", lambda run, *_: seen.append(run))
+    monkeypatch.setattr(pipeline, "print_scores", lambda _run: None)
     assert widedraft.main([*words, recipe, "seed=5"]) == 0
     assert [(run.recipe.run_name, run.recipe.seed) for run in seen] == [("demo", 5)]
 
@@ -122,7 +119,7 @@ def test_a_full_disk_is_for_the_user_to_mend(number, capsys):
     ],
 )
 def test_a_process_that_lost_another_says_so_without_a_traceback(said, capsys, monkeypatch):
-    monkeypatch.setattr(exits.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(process.signal, "signal", lambda *_: None)
     assert report_user_errors(raising(RuntimeError(said))) == 1
     first = said.splitlines()[0]
     assert capsys.readouterr().err.count(f"({first})") == 1
@@ -162,10 +159,10 @@ def test_a_lost_process_is_said_once_whoever_notices_it_first(noticed_by, code):
 
 def test_other_ranks_wait_for_the_first_and_speak_only_if_left_alone(monkeypatch, capsys):
     slept = []
-    monkeypatch.setattr(exits.time, "sleep", lambda wait_s: slept.append((wait_s, capsys.readouterr().err)))
+    monkeypatch.setattr(process.time, "sleep", lambda wait_s: slept.append((wait_s, capsys.readouterr().err)))
     monkeypatch.setenv("LOCAL_RANK", "3")
     assert report_user_errors(raising(UserError("mine alone"))) == 2
-    assert slept == [(exits.WAIT_FOR_RANK_0_S, "")]
+    assert slept == [(process.WAIT_FOR_RANK_0_S, "")]
     assert capsys.readouterr().err == "mine alone\n"
     assert report_user_errors(raising(KeyboardInterrupt())) == 130
     assert capsys.readouterr().err == ""
@@ -285,15 +282,15 @@ def test_ctrl_c_as_python_ends_kills_no_process_that_has_done_its_work(tmp_path)
 
 
 def test_a_command_catches_ctrl_c_itself_and_a_process_that_ignores_it_stays_so(monkeypatch):
-    monkeypatch.setattr(interrupts.Process, "is_ours", False)
+    monkeypatch.setattr(process.Process, "is_ours", False)
     before = signal.getsignal(signal.SIGINT)
     try:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        interrupts.take_interrupts()
+        process.take_interrupts()
         assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        interrupts.take_interrupts()
-        assert signal.getsignal(signal.SIGINT) is interrupts.interrupt
+        process.take_interrupts()
+        assert signal.getsignal(signal.SIGINT) is process.interrupt
         assert report_user_errors(lambda: os.kill(os.getpid(), signal.SIGINT)) == 130
     finally:
         signal.signal(signal.SIGINT, before)
@@ -301,12 +298,12 @@ def test_a_command_catches_ctrl_c_itself_and_a_process_that_ignores_it_stays_so(
 
 def test_a_process_of_a_command_leaves_the_message_to_it(monkeypatch, capfd):
     before = signal.getsignal(signal.SIGINT)
-    monkeypatch.setattr(interrupts.Process, "is_ours", False)
-    monkeypatch.setattr(interrupts.Process, "is_child", False)
-    monkeypatch.setenv(interrupts.OWNED_VARIABLE, "/run")
+    monkeypatch.setattr(process.Process, "is_ours", False)
+    monkeypatch.setattr(process.Process, "is_child", False)
+    monkeypatch.setenv(process.OWNED_VARIABLE, "/run")
     try:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        interrupts.take_interrupts()
+        process.take_interrupts()
         assert report_user_errors(lambda: os.kill(os.getpid(), signal.SIGINT)) == 130
     finally:
         signal.signal(signal.SIGINT, before)
@@ -316,7 +313,7 @@ def test_a_process_of_a_command_leaves_the_message_to_it(monkeypatch, capfd):
 def test_a_launcher_that_is_interrupted_too_does_not_change_what_is_said(monkeypatch, capfd):
     """It sends SIGTERM to processes that are on their way out of Ctrl-C."""
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    monkeypatch.setattr(interrupts.Process, "is_ours", False)
+    monkeypatch.setattr(process.Process, "is_ours", False)
     monkeypatch.setenv("WORLD_SIZE", "2")
 
     def command():
@@ -328,12 +325,12 @@ def test_a_launcher_that_is_interrupted_too_does_not_change_what_is_said(monkeyp
 
     try:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        interrupts.take_interrupts()
+        process.take_interrupts()
         assert report_user_errors(command) == 130
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-    assert capfd.readouterr().err == f"{interrupts.INTERRUPTED}\n"
+    assert capfd.readouterr().err == f"{process.INTERRUPTED}\n"
 
 
 @pytest.mark.parametrize("ours", [True, False])

@@ -48,7 +48,6 @@ BASE = [path for path in PUBLISHED if path.stem.startswith("llama-7b-")]  # of L
 OF_THE_TARGET = ("run_name", "target", "architecture")  # keys that recipes of several targets do not share
 LABELS = ("Command", "Hardware", "Hours", "Expect")
 every_recipe = pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
-every_published = pytest.mark.parametrize("path", PUBLISHED, ids=lambda path: path.stem)
 
 
 def header(path: Path) -> dict[str, str]:

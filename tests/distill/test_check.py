@@ -22,6 +22,7 @@ from distill.run import Run, target_record
 from distill.stage_inputs import draft_inputs, generate_inputs
 from eval.prompts import load_prompts
 from eval.tasks import PromptSource
+from tests.conftest import edit_json
 from tests.rejections import rejects
 
 RECIPE = """\
@@ -143,14 +144,10 @@ DAMAGES = {
     "truncated": ("model.safetensors", lambda path: os.truncate(path, 50_000)),
     "no header": ("model.safetensors", lambda path: path.write_bytes(b"\xff" * 400_000)),
     "none": ("model.safetensors", lambda path: path.unlink()),
-    "of other weights": ("config.json", lambda path: edit(path, hidden_size=128)),
+    "of other weights": ("config.json", lambda path: edit_json(path, hidden_size=128)),
     "a directory": ("tokenizer.json", lambda path: (path.unlink(), path.mkdir())),
-    "no token": ("generation_config.json", lambda path: edit(path, eos_token_id=[2, 264])),
+    "no token": ("generation_config.json", lambda path: edit_json(path, eos_token_id=[2, 264])),
 }
-
-
-def edit(path, **entries):
-    path.write_text(json.dumps({**json.loads(path.read_text()), **entries}))
 
 
 @pytest.mark.parametrize("what", DAMAGES)
