@@ -20,7 +20,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from architectures.shapes import Shape, model_shape
-from distill.chunked_loss import FrozenRows, Head, ResponseLogits, vocab_size_of
+from distill.chunked_loss import FrozenRows, Head, ResponseLogits, logits_of, vocab_size_of
 from distill.estimate import forward_flops, head_flops, responses_in
 from distill.teacher_cache import rows_in
 from eval.large_targets import without_weights
@@ -79,6 +79,12 @@ class Teacher:
     @property
     def vocab_size(self) -> int:
         return vocab_size_of(self.model.lm)
+
+    @torch.no_grad()
+    def logits(self, input_ids_BT: Tensor, keep_BT: Tensor, prompt_len_B1: Tensor | None = None) -> Tensor:
+        """Return logits_AV at the kept positions, in the teacher's dtype regardless of autocast."""
+        with torch.autocast(self.device_type, enabled=False):
+            return self.model(input_ids_BT, keep_BT, logits_of, prompt_len_B1=prompt_len_B1)
 
     @torch.no_grad()
     def rows(self, batch: Mapping[str, Tensor], *, vocab_size: int, ids_K: Tensor | None = None) -> TeacherRows:

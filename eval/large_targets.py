@@ -44,8 +44,18 @@ from architectures.pruning.importance import Access, Reading, Watch, watching_by
 from architectures.pruning.prune import require_whole
 from architectures.settings import WHOLE, Holding
 from architectures.shapes import DTYPE_BYTES, Shape
-from eval import models
 from eval.layer_memory import KEY, LayerMemory, layer_memory, reject_small_cap, requested_bytes
+from eval.models import (
+    default_device,
+    give_back_from_now_on,
+    keep_freed_memory,
+    load_config,
+    load_model,
+    model_class,
+    quick_forward,
+    reject_not_finite_tensor,
+    slow_type,
+)
 
 CGROUP = Path("/sys/fs/cgroup")
 SHARE_OF_FREE = 0.8  # the rest is for drafts, logits, and allocator overhead
@@ -205,7 +215,7 @@ class Layers:
     def placed(self, name: str, tensor: Tensor) -> Tensor:
         """Move a tensor to the device in the model's dtype; UserError if it has a NaN or infinite entry."""
         placed = tensor.to(self.dtype).to(self.device)
-        models.reject_not_finite_tensor(str(self.weights.files[name]), name, placed)
+        reject_not_finite_tensor(str(self.weights.files[name]), name, placed)
         return placed
 
 
@@ -351,7 +361,7 @@ def load_layered(folder: Path, *, dtype: str, device: str, holding: Holding) -> 
     memory, cap = layer_memory(shape, dtype, keeps_scores=placed.type == "cpu"), cap_bytes(holding, placed)
     reject_small_cap(folder, memory, cap)
     if placed.type == "cpu":
-        models.give_back_from_now_on()
+        give_back_from_now_on()
     model = without_weights(folder, dtype=dtype)
     reject_mixed_types(folder, model, dtype)
     layers = Layers(weights, getattr(torch, dtype), placed, memory, cap)
@@ -387,7 +397,7 @@ class EmptyWithoutStorage(TorchFunctionMode):
 
 def without_weights(folder: Path, *, dtype: str) -> PreTrainedModel:
     """Build the model of a directory without parameter storage; buffers, which no checkpoint contains, are real."""
-    config, opens = models.load_config(folder), models.model_class(folder, encoder_decoder=False)
+    config, opens = load_config(folder), model_class(folder, encoder_decoder=False)
     with init_empty_weights(include_buffers=False), EmptyWithoutStorage():
         lm = opens.from_config(config, dtype=getattr(torch, dtype), trust_remote_code=False)
     lm.tie_weights()
@@ -399,11 +409,11 @@ def fill(model: PreTrainedModel, layers: Layers, shape: Shape, family: Family) -
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
     assert isinstance(head, nn.Linear)
     assert isinstance(embedding, nn.Embedding)
-    if layers.device.type == "cpu" and models.slow_type() == layers.dtype:
+    if layers.device.type == "cpu" and slow_type() == layers.dtype:
         # Linear layers multiply as in a whole model on this CPU, without the packed copy for few rows.
         for each in model.modules():
             if type(each) is nn.Linear:
-                each.forward = partial(models.quick_forward, each, None)  # pyright: ignore[reportAttributeAccessIssue]
+                each.forward = partial(quick_forward, each, None)  # pyright: ignore[reportAttributeAccessIssue]
     if not shape.tied:  # transformers ties even configs that only seem to state it
         head.weight = nn.Parameter(torch.empty_like(embedding.weight), requires_grad=False)
     words = family.weight("embedding")
@@ -472,12 +482,12 @@ def load_target(
         UserError: As eval.models.load_model; or if there is too little memory.
     """
     if holding.placement == "layers":
-        return load_layered(folder, dtype=dtype, device=device or models.default_device(), holding=holding)
+        return load_layered(folder, dtype=dtype, device=device or default_device(), holding=holding)
     if holding.placement == "spread":
         return load_spread(folder, dtype=dtype, holding=holding)
-    model = models.load_model(folder, dtype=dtype, device=device, bits=holding.bits, encoder_decoder=encoder_decoder)
+    model = load_model(folder, dtype=dtype, device=device, bits=holding.bits, encoder_decoder=encoder_decoder)
     if model.device.type == "cpu":
-        models.keep_freed_memory()
+        keep_freed_memory()
     return model
 
 
@@ -506,11 +516,11 @@ def load_spread(folder: Path, *, dtype: str, holding: Holding) -> PreTrainedMode
     # Check every tensor once: those on disk are not checked when the model is loaded.
     for name in weights.info:
         tensor = weights.read(name).to(getattr(torch, dtype))
-        models.reject_not_finite_tensor(str(weights.files[name]), name, tensor)
+        reject_not_finite_tensor(str(weights.files[name]), name, tensor)
 
     offload = TemporaryDirectory(prefix="widedraft-offload-")  # for tensors stored in another dtype
     placing = {"device_map": "auto", "max_memory": memory, "offload_folder": offload.name}
-    model = models.load_model(folder, dtype=dtype, placing=placing)
+    model = load_model(folder, dtype=dtype, placing=placing)
     finalize(model, offload.cleanup)
     if model.device.type == "meta":
         raise UserError(
