@@ -183,8 +183,8 @@ def single_note(certificate: Certificate) -> str:
         return f"NOT CERTIFIED in version {run.version}: {', '.join(certificate.failed)}."
     interval = "" if speed.interval is None else " [{:.2f}, {:.2f}]".format(*speed.interval)
     return (
-        f"Certified in version {run.version} ({len(run.texts)} texts, counts equal replay); speedup {speed.value:.2f}x"
-        f"{interval}, k = {run.num_speculative_tokens}, {certificate.hardware}."
+        f"Certified in version {run.version}, {run.dtype} ({len(run.texts)} texts, counts equal replay); "
+        f"speedup {speed.value:.2f}x{interval}, k = {run.num_speculative_tokens}, {certificate.hardware}."
     )
 
 
@@ -192,7 +192,7 @@ def served_note(served: ServedCertificate) -> str:
     if not served.holds:
         return f"NOT CERTIFIED as served in version {served.version}: {', '.join(served.failed)}."
     missed = f", without {', '.join(served.not_exercised)}" if served.not_exercised else ""
-    return f"Certified as served ({', '.join(served.exercised)}{missed})."
+    return f"Certified as served in version {served.version}, {served.dtype} ({', '.join(served.exercised)}{missed})."
 
 
 TEMPLATE = Path(__file__).parent / "card.md.jinja"

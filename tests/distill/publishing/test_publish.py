@@ -300,7 +300,9 @@ def test_a_certificate_beside_the_draft_goes_with_it_and_the_card_says_whether_i
     assert ("Certified in" in card) is holds
 
 
-@pytest.mark.parametrize(("holds", "told"), [(True, "Certified as served"), (False, "NOT CERTIFIED as served")])
+@pytest.mark.parametrize(
+    ("holds", "told"), [(True, "Certified as served in version 0.32.0, float32"), (False, "NOT CERTIFIED as served")]
+)
 def test_a_certificate_as_served_goes_with_the_draft_beside_one_of_single_requests(run, prints, tmp_path, holds, told):
     write_certificate(run / "draft", certificate(holds=True), **prints)
     what = {"exercised": ("prefix caching",), "not_exercised": ("CUDA graphs",), "parts": ()}
@@ -311,7 +313,7 @@ def test_a_certificate_as_served_goes_with_the_draft_beside_one_of_single_reques
     assert (file.engines["vllm"].holds, file.as_served["vllm"].holds) == (True, holds)
     card = (tmp_path / "out" / "README.md").read_text()
     assert told in card
-    assert "Certified in" in card
+    assert "Certified in version 0.32.0, float32" in card
 
 
 @pytest.mark.parametrize("role", ["target", "draft"])
