@@ -14,10 +14,14 @@ from eval.speedup import predicted_interval
 if TYPE_CHECKING:
     from eval.benchmark import BenchmarkFile
 
+OWN_LOOP = (
+    "Unless an engine is named, speedups are those of widedraft's decoding loop. llama.cpp on a CPU gains less, as it "
+    "verifies slowly (docs/benchmarks.md, Cost of verification)."
+)
 NOTE = (
     "Acceptance rate: expected acceptance of a drafted token. Acceptance length: tokens per verification step, bonus "
     "token included, at k speculative tokens. Speedups: over plain decoding of the target at batch 1; predicted ones "
-    "exclude prefill. Intervals are in brackets."
+    f"exclude prefill. Intervals are in brackets. {OWN_LOOP}"
 )
 
 # Step times above these limits cause the warnings below: threads that wait for each other, or for cores used by other

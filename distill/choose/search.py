@@ -315,7 +315,7 @@ def print_steps(
 
 
 def print_ranking(ranked: Sequence[Ranked], length: str) -> None:
-    from eval.scorecard_tables import with_bounds
+    from eval.scorecard_tables import OWN_LOOP, with_bounds
 
     playing = {each.draft for each in in_play(ranked)}
     rows = []
@@ -325,7 +325,7 @@ def print_ranking(ranked: Sequence[Ranked], length: str) -> None:
         figures = (each.num_speculative_tokens, speed, f"{each.tokens_per_s:.1f}", f"{each.first_share:.0%}")
         rows.append((each.draft, *figures, state))
     columns = ("candidate", "k", "predicted speedup", "tokens/s", "fastest in draws", "")
-    print(terminal(Table(columns, rows, f"After {length} of training")), flush=True)
+    print(terminal(Table(columns, rows, f"After {length} of training"), OWN_LOOP), flush=True)
 
 
 def write_record(
