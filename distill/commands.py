@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any
 
 from omegaconf import OmegaConf
 from pydantic import AfterValidator, Field, field_validator, model_validator
@@ -222,8 +222,7 @@ def score_run_on_endpoint(settings: EvalSettings) -> None:
     from distill.pipeline import eval_prompts
     from eval.scorecard_tables import summary
 
-    with own_run(of_words(settings.all_words, debug=False)) as named:
-        run = named.run
+    with own_run(of_words(settings.all_words, debug=False)) as run:
         run.draft.require_finished()
         if 0.0 not in run.recipe.eval.temperatures:
             raise UserError(f"eval.temperatures: must contain 0, got {list(run.recipe.eval.temperatures)}.")
@@ -253,14 +252,6 @@ def used_keys(settings: EvalSettings, used: AbstractSet[str], flag: str) -> set[
 
 
 SHARD = re.compile(r"[1-9]\d{0,4}/[1-9]\d{0,4}")
-
-
-class Named(NamedTuple):
-    """A run, and the recipe file and overrides from which training processes load its recipe again."""
-
-    run: "Run"
-    path: Path
-    overrides: list[str]
 
 
 class StageSettings(RecipeSettings):
@@ -341,7 +332,7 @@ def recipe_words(settings: RecipeSettings, *, weights: bool = True) -> tuple[Pat
 
 
 @contextmanager
-def own_run(settings: RecipeSettings, *, next_to_others: bool = False) -> Iterator[Named]:
+def own_run(settings: RecipeSettings, *, next_to_others: bool = False) -> Iterator["Run"]:
     """Yield the run of a command's recipe, locked against other commands.
 
     Args:
@@ -354,42 +345,43 @@ def own_run(settings: RecipeSettings, *, next_to_others: bool = False) -> Iterat
     from distill.run import Run, identity_values, owned_run
 
     with joined() as share:
-        recipe, path, overrides = load_recipe(settings.recipe, settings.overrides), settings.recipe, settings.overrides
+        path, overrides = settings.recipe, [*settings.overrides]
+        recipe = load_recipe(path, overrides)
         require_same(share, "recipe", identity_values(recipe))
         reject_spread(share, recipe.target.holding)
         if settings.debug:
             path, overrides = share.lead(lambda: recipe_words(settings))
             recipe = load_recipe(path, overrides)
-        run = Run.of(recipe, share)
+        run = Run.of(recipe, share, (str(path), *overrides))
         with owned_run(run, next_to_others=next_to_others) if share.leads else nullcontext():
             require_one_folder(share, run.folder)
-            yield Named(run, path, list(overrides))
+            yield run
 
 
 def choose(settings: ChooseSettings) -> None:
     """Rank shapes by predicted speed; the winner becomes a recipe."""
     from distill.choose.search import choose as choose_shape
 
-    with own_run(settings) as named:
-        choose_shape(named.path, named.overrides, settings, named.run.share)
+    with own_run(settings) as run:
+        choose_shape(run, settings)
 
 
 def prune(settings: RunSettings) -> None:
     """Prune the target to the undistilled draft; train learned masks first if the recipe uses them."""
     from distill.pipeline import mask_stage, prune_stage
 
-    with own_run(settings) as named:
-        if named.run.recipe.architecture.method == "learned_masks":
-            mask_stage(named.path, named.overrides, named.run.share)
-        prune_stage(named.run)
+    with own_run(settings) as run:
+        if run.recipe.architecture.method == "learned_masks":
+            mask_stage(run)
+        prune_stage(run)
 
 
 def generate(settings: GenerateSettings) -> None:
     """Generate target responses for the prompts, or a part of them."""
     from distill.pipeline import generate_stage
 
-    with own_run(settings, next_to_others=settings.part != EVERY_FILE) as named:
-        generate_stage(named.run, settings.part)
+    with own_run(settings, next_to_others=settings.part != EVERY_FILE) as run:
+        generate_stage(run, settings.part)
 
 
 def cache(settings: CacheSettings) -> None:
@@ -400,8 +392,8 @@ def cache(settings: CacheSettings) -> None:
     if settings.verify:
         verify_cache_stage(Run.of(recipe_of(settings)))
         return
-    with own_run(settings) as named:
-        cache_stage(named.run)
+    with own_run(settings) as run:
+        cache_stage(run)
 
 
 def distill(settings: TrainSettings) -> None:
@@ -411,8 +403,8 @@ def distill(settings: TrainSettings) -> None:
     profile_words = [] if settings.profile is None else [f"--profile={settings.profile}"]
     if settings.profile is not None:
         require_profile_folder(settings.profile)
-    with own_run(settings) as named:
-        distill_stage(named.path, named.overrides, *profile_words, share=named.run.share)
+    with own_run(settings) as run:
+        distill_stage(run, *profile_words)
 
 
 def score(settings: EvalSettings) -> None:
@@ -425,21 +417,21 @@ def score(settings: EvalSettings) -> None:
         return
     from distill.pipeline import checkpoints_stage, eval_stage, print_scores
 
-    with own_run(of_words(settings.words, debug=settings.debug)) as named:
+    with own_run(of_words(settings.words, debug=settings.debug)) as run:
         if settings.checkpoints:
-            checkpoints_stage(named.run)
+            checkpoints_stage(run)
             return
-        eval_stage(named.run)
-        if named.run.share.leads:
-            print_scores(named.run)
+        eval_stage(run)
+        if run.share.leads:
+            print_scores(run)
 
 
 def run_everything(settings: RunSettings) -> None:
     """Run all stages that are not finished."""
     from distill.pipeline import run_all
 
-    with own_run(settings) as named:
-        run_all(named.path, named.overrides, named.run.share)
+    with own_run(settings) as run:
+        run_all(run)
 
 
 def push(settings: PushSettings) -> None:
@@ -478,16 +470,16 @@ def serve_and_learn(settings: ServeFlags) -> None:
     from distill.pipeline import run_until_trained
     from eval.http_server import listen
 
-    with own_run(of_words(settings.words, debug=False)) as named:
-        recipe, online = named.run.recipe, named.run.recipe.distill.online
+    with own_run(of_words(settings.words, debug=False)) as run:
+        recipe, online = run.recipe, run.recipe.distill.online
         if online is None or online.stream is not None:
-            raise UserError(f"{named.path}: serve needs distill.online, without a stream. Change the recipe.")
+            raise UserError(f"{settings.words[0]}: serve needs distill.online, without a stream. Change the recipe.")
         listen(settings).close()  # an unusable port is reported before the hours of other stages
-        models = {"target": recipe.target.path, "draft": str(named.run.init.path), "dtype": recipe.target.dtype}
+        models = {"target": recipe.target.path, "draft": str(run.init.path), "dtype": recipe.target.dtype}
         limits = {"num_speculative_tokens": online.num_speculative_tokens, "max_model_len": recipe.data.max_seq_len}
         own = settings.model_copy(update=models | limits)
         os.environ[SERVER_VARIABLE] = own.model_dump_json(exclude={"words"})
-        run_until_trained(named.path, named.overrides, named.run.share)
+        run_until_trained(run)
 
 
 OF_A_CHECKPOINT = ("checkpoint", "init", "target")
@@ -564,10 +556,10 @@ def export(settings: ExportSettings) -> None:
         return
     from distill.pipeline import export_stage
 
-    with own_run(of_words(settings.words, debug=settings.debug)) as named:
-        export_stage(named.run)
-        write_form(named.run.draft.path, settings)
-        write_gguf_files(named.run.draft.path, named.run.recipe.run_name, settings.gguf)
+    with own_run(of_words(settings.words, debug=settings.debug)) as run:
+        export_stage(run)
+        write_form(run.draft.path, settings)
+        write_gguf_files(run.draft.path, run.recipe.run_name, settings.gguf)
 
 
 def write_form(draft: Path, settings: ExportSettings) -> None:

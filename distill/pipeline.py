@@ -45,14 +45,12 @@ from architectures.pruning.plan import (
     save_scores,
 )
 from architectures.settings import WHOLE, command_of
-from architectures.sharing import ALONE, Share
 from architectures.target_files import SETTINGS_NAME, write_assistant_settings
 from distill.cache_files import is_whole, verify_files
 from distill.check import check_recipe
 from distill.distributed import is_launched, require_same
 from distill.draft_vocabulary import choose_output_ids, require_possible_ids, with_output_ids
 from distill.process import EXIT_CODE, signals_kept
-from distill.recipe.recipe import load_recipe
 from distill.recipe.sections import TeacherConfig, teacher_dtype
 from distill.recipe.validate import reject_orders
 from distill.run import (
@@ -444,20 +442,17 @@ NOT_LAUNCHED = {  # environment of a single process
 }
 
 
-def mask_stage(recipe_path: Path, overrides: Sequence[str], share: Share = ALONE) -> None:
+def mask_stage(run: Run) -> None:
     """Train learned masks into <run>/masks; raise UserError if masks of other inputs are there."""
-    run = Run.of(load_recipe(recipe_path, overrides), share)
-
-    carry_out(run, run.masks, mask_inputs, lambda *_: run_training(recipe_path, overrides, share), changed="refuse")
+    carry_out(run, run.masks, mask_inputs, lambda *_: run_training(run), changed="refuse")
 
 
-def distill_stage(recipe_path: Path, overrides: Sequence[str], *options: str, share: Share = ALONE) -> None:
+def distill_stage(run: Run, *options: str) -> None:
     """Train <run>/checkpoints and export <run>/draft; `options` are further options of distill.train."""
-    run = Run.of(load_recipe(recipe_path, overrides), share)
-    if share.lead(lambda: is_trained(run)):
+    if run.share.lead(lambda: is_trained(run)):
         print(f"   {run.draft.path}: up to date{'; no step to profile' if options else ''}")
         return
-    run_training(recipe_path, [*overrides, *options], share)
+    run_training(run, *options)
 
 
 def is_trained(run: Run) -> bool:
@@ -467,19 +462,18 @@ def is_trained(run: Run) -> bool:
     return bool(draft is not None and draft.get("finished") and not changed_inputs(draft, draft_inputs(run)))
 
 
-def run_training(recipe_path: Path, overrides: Sequence[str], share: Share = ALONE) -> None:
+def run_training(run: Run, *options: str) -> None:
     """Run `distill.train` in subprocesses; if they fail, exit as they did.
 
     They inherit this process's locks, so a run stays owned for as long as it trains.
 
     Args:
-        share: This process's part: one of the launcher's processes, or the whole training run, then on this process's
-            device if the launcher started several processes.
+        run: If this process has all of its work, but a launcher started several, it trains on this process's device.
     """
     environment = {**os.environ, "PYTHONSAFEPATH": "1"}  # a user's eval.py in the working directory must not hide eval
-    command = training_command(recipe_path, overrides)
-    if share.count > 1:
-        environment |= share.lead(meeting_place)
+    command = training_command([*run.training_words, *options])
+    if run.share.count > 1:
+        environment |= run.share.lead(meeting_place)
     elif is_launched():
         environment |= {**NOT_LAUNCHED, **own_device()}
     torch = sys.modules.get("torch")
@@ -501,7 +495,7 @@ def run_training(recipe_path: Path, overrides: Sequence[str], share: Share = ALO
         os.kill(os.getpid(), -code)
     if code != 0:
         sys.exit(code)
-    share.meet()
+    run.share.meet()
 
 
 def meeting_place() -> dict[str, str]:
@@ -523,43 +517,41 @@ def own_device() -> dict[str, str]:
     return {"CUDA_VISIBLE_DEVICES": names[torch.cuda.current_device()]}
 
 
-def training_command(recipe_path: Path, overrides: Sequence[str]) -> list[str]:
+def training_command(words: Sequence[str]) -> list[str]:
     """Return the training command: one process per GPU by Composer's launcher, unless already launched."""
     import torch
 
     several = torch.cuda.device_count() > 1 and not is_launched()
     launcher = ["composer", "-n", str(torch.cuda.device_count()), "-m"] if several else []
-    return [sys.executable, "-m", *launcher, "distill.train", str(recipe_path), *overrides]
+    return [sys.executable, "-m", *launcher, "distill.train", *words]
 
 
-def run_until_trained(recipe_path: Path, overrides: Sequence[str], share: Share = ALONE) -> Run:
+def run_until_trained(run: Run) -> None:
     """Check, prune, generate, cache and distill; skip current stages.
 
     Learned masks are trained first, if the recipe has them. Responses precede pruning if pruning uses their token
     counts.
     """
-    run = Run.of(load_recipe(recipe_path, overrides), share)
-    share.lead(lambda: check_first(run))
+    run.share.lead(lambda: check_first(run))
     if run.recipe.architecture.stages is not None:
         run_earlier_stages(run)
     if run.recipe.architecture.method == "learned_masks":
-        timed("masks", lambda: mask_stage(recipe_path, overrides, share))
+        timed("masks", lambda: mask_stage(run))
     first_two = {"prune": prune_stage, "generate": generate_stage}
     for name in reversed(first_two) if counts_responses(run.recipe) else first_two:
         timed(name, partial(first_two[name], run))
     cache_if_configured(run)
-    timed("distill", lambda: distill_stage(recipe_path, overrides, share=share))
-    return run
+    timed("distill", lambda: distill_stage(run))
 
 
-def run_all(recipe_path: Path, overrides: Sequence[str], share: Share = ALONE) -> None:
+def run_all(run: Run) -> None:
     """Train, evaluate, report and push; skip current stages; print the headline."""
-    run = run_until_trained(recipe_path, overrides, share)
+    run_until_trained(run)
     timed("eval", lambda: eval_stage(run))
     timed("report", lambda: report_stage(run))
     if run.recipe.distill.push_to_hub is not None:
         timed("push", lambda: push_stage(run))
-    share.lead(lambda: print_outcome(run))
+    run.share.lead(lambda: print_outcome(run))
 
 
 def owned_by_the_first(run: Run) -> AbstractContextManager[None]:
@@ -586,7 +578,7 @@ def run_earlier_stages(run: Run) -> None:
             run.share.lead(partial(share_responses, run, stage))
             timed("prune", partial(prune_stage, stage))
             cache_if_configured(run)
-            timed("distill", partial(distill_stage, stage.recipe_file, [], share=run.share))
+            timed("distill", partial(distill_stage, stage))
 
 
 def timed(name: str, stage: Callable[[], None]) -> None:

@@ -257,11 +257,13 @@ class Run:
     Attributes:
         folder: run_dir of the recipe, or where it was moved to.
         share: This process's part of the work.
+        words: Recipe file and overrides of the command line; empty for those saved in the directory.
     """
 
     recipe: Recipe
     folder: Path
     share: Share = ALONE
+    words: tuple[str, ...] = ()
 
     # In the order of the stages. `init` is the undistilled draft, `eval` the scorecard with its report; several runs
     # may share importance scores (architecture.scores).
@@ -276,8 +278,8 @@ class Run:
     eval = InRun(Made("eval", "eval", ("recipe",)))
 
     @classmethod
-    def of(cls, recipe: Recipe, share: Share = ALONE) -> "Run":
-        return cls(recipe, Path(recipe.run_dir), share)
+    def of(cls, recipe: Recipe, share: Share = ALONE, words: tuple[str, ...] = ()) -> "Run":
+        return cls(recipe, Path(recipe.run_dir), share, words)
 
     @cached_property
     def target(self) -> Path:
@@ -293,6 +295,11 @@ class Run:
     @property
     def recipe_file(self) -> Path:
         return self.folder / RECIPE_NAME
+
+    @property
+    def training_words(self) -> tuple[str, ...]:
+        """Recipe file and overrides from which training processes load the recipe again."""
+        return self.words or (str(self.recipe_file),)
 
     @property
     def logs(self) -> Path:

@@ -10,12 +10,15 @@ from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from distill.checkpoints.checkpoint_files import VALIDATION_VARIABLE
 from tests.processes import Parent, warm
+
+if TYPE_CHECKING:
+    from distill.run import Run
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # processes forked from one that computed with several never compute
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -199,8 +202,8 @@ def training_here(monkeypatch: pytest.MonkeyPatch, trainings_begin_at_once: None
 def train_here(patch: pytest.MonkeyPatch) -> None:
     from distill import pipeline, train
 
-    def run_training(recipe_path: Path, overrides: list[str], *_: object) -> None:
-        assert train.main([str(recipe_path), *overrides]) == 0
+    def run_training(run: "Run", *options: str) -> None:
+        assert train.main([*run.training_words, *options]) == 0
 
     patch.setattr(pipeline, "run_training", run_training)
     patch.setattr(train, "restore_signals", lambda: None)

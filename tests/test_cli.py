@@ -65,9 +65,9 @@ def test_wrong_usage_exits_with_2(words, message, capsys):
 
 def test_profile_reaches_the_processes_of_a_training(recipe, tmp_path, monkeypatch, capsys):
     seen, folder = [], tmp_path / "made" / "p"
-    monkeypatch.setattr(pipeline, "distill_stage", lambda *arguments, share: seen.append(arguments))
+    monkeypatch.setattr(pipeline, "distill_stage", lambda run, *options: seen.append((run.training_words, *options)))
     assert widedraft.main(["distill", recipe, "seed=5", "--profile", str(folder)]) == 0
-    assert seen == [(Path(recipe), ["seed=5"], f"--profile={folder}")]
+    assert seen == [((recipe, "seed=5"), f"--profile={folder}")]
     assert folder.is_dir()
     (tmp_path / "x").write_text("")
     assert widedraft.main(["distill", recipe, "--profile", str(tmp_path / "x")]) == 2

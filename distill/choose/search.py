@@ -22,7 +22,7 @@ from architectures.hub import read_config
 from architectures.manifest import fingerprint_checkpoint
 from architectures.requested_shape import SIZES
 from architectures.shapes import Shape
-from architectures.sharing import ALONE, Share
+from architectures.sharing import ALONE
 from distill import pipeline
 from distill.checkpoints.checkpoint_files import find_checkpoints
 from distill.choose.candidates import FACTOR, Candidate, ChooseSettings, LeftOut, candidates_of, trials_folder
@@ -42,12 +42,11 @@ RECORD_NAME = "choice.json"
 TRIAL = ("distill.eval_interval=1dur", "distill.save_interval=1dur")
 
 
-def choose(path: Path, overrides: Sequence[str], settings: ChooseSettings, share: Share = ALONE) -> None:
+def choose(run: Run, settings: ChooseSettings) -> None:
     """Print step times and rankings, and write <run>/choose/choice.json and the winner's recipe."""
-    if settings.out is not None and (settings.out.is_dir() or settings.out.resolve() == path.resolve()):
+    recipe, share, (path, *overrides) = run.recipe, run.share, run.training_words
+    if settings.out is not None and (settings.out.is_dir() or settings.out.resolve() == Path(path).resolve()):
         raise UserError(f"--out {settings.out}: is a directory, or the input recipe. Choose another file.")
-    recipe = load_recipe(path, overrides)
-    run = Run.of(recipe, share)
     share.lead(run.begin)
 
     # Candidates, as shapes only.
@@ -199,7 +198,7 @@ def train_candidates(
         trial = trial_run(run, candidate, length)
         trial = trial if together else replace(trial, share=ALONE)
         with pipeline.owned_by_the_first(trial):
-            pipeline.timed("distill", partial(pipeline.distill_stage, trial.recipe_file, [], share=trial.share))
+            pipeline.timed("distill", partial(pipeline.distill_stage, trial))
     run.share.meet()
     return {each.name: trial_run(run, each, length).draft.path for each in candidates}
 

@@ -156,7 +156,7 @@ STAGES: dict[str, tuple[Callable[[Run], object], tuple[str, ...], tuple[str, ...
     "generate": (generate_stage, ("data",), ("data",)),
     "prune": (prune_stage, ("scores", "init"), ("scores", "init")),
     "cache": (cache_stage, ("teacher_cache",), ("teacher_cache",)),
-    "distill": (lambda run: distill_stage(run.recipe_file, []), ("checkpoints", "draft", "logs"), ()),
+    "distill": (distill_stage, ("checkpoints", "draft", "logs"), ()),
     "eval": (eval_stage, ("eval",), ("eval/responses",)),
 }
 

@@ -151,9 +151,8 @@ def test_a_draft_with_a_small_head_is_no_target(make_run, make_masks, small_init
     masks = small_target(make_masks("masks"), small_init)
     with rejects(*named):
         train_masks(Run.of(masks))
-    save_recipe(masks, tmp_path / "masks.yaml")
     with rejects(*named):
-        mask_stage(tmp_path / "masks.yaml", [])
+        mask_stage(Run.of(masks))
     with rejects(*named):
         score_drafts(small_init, {"draft": tiny_draft}, [], EvalConfig(), tmp_path / "eval", seed=1)
     with rejects(small_init, *named[1:]):

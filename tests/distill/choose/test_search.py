@@ -2,7 +2,6 @@
 
 import json
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -249,12 +248,12 @@ def trained(monkeypatch, trainings_begin_at_once, step_times, fatal) -> list[str
     """Folders of the trainings that were begun; who begins the one that its fixture `fatal` names is killed."""
     begun = list[str]()
 
-    def run_training(path: Path, *_: object) -> None:
-        begun.append(path.parent.name)
+    def run_training(run: Run) -> None:
+        begun.append(run.folder.name)
         if len(begun) in fatal:
             fatal.clear()
             raise MemoryError("killed")
-        train.main([str(path)])
+        train.main(run.training_words)
 
     monkeypatch.setattr(pipeline, "run_training", run_training)
     monkeypatch.setattr(train, "restore_signals", lambda: None)
@@ -270,7 +269,8 @@ def found(recipe: Path) -> tuple[dict[str, bytes], object]:
 
 def choose_by(processes: int, recipe: Path, *words: str, longest: str = "2ba") -> None:
     settings = ChooseSettings(recipe=recipe, layers=LAYERS, duration="2ba", longest=longest)
-    by_processes(processes, partial(choose, recipe, [*TINY, *words], settings))
+    words = (str(recipe), *TINY, *words)
+    by_processes(processes, lambda share: choose(Run.of(load_recipe(recipe, words[1:]), share, words), settings))
 
 
 def test_a_lost_process_costs_the_training_it_was_at_and_two_make_the_drafts_of_one(recipe_file, trained, fatal):

@@ -14,7 +14,8 @@ from architectures.manifest import fingerprint_checkpoint
 from distill.check import check_recipe
 from distill.hub.publish import push_folder
 from distill.pipeline import run_all
-from distill.recipe.recipe import load_recipe, save_recipe
+from distill.recipe.recipe import load_recipe
+from distill.run import Run
 from tests.distill.publishing.conftest import BASE, write_dry
 from tests.hub.clients import HUBS_OWN_WARNING, READER, WRITER, log_in
 from tests.rejections import rejects
@@ -68,9 +69,8 @@ def test_what_would_be_refused_at_the_end_is_refused_at_the_beginning(run, repo_
     recipe = load_recipe(run / "recipe.yaml", [f"run_dir={run}", f"distill.push_to_hub={repo_id}"])
     with rejects(named):
         check_recipe(recipe)
-    save_recipe(recipe, run / "recipe.yaml")
     with rejects(named):
-        run_all(run / "recipe.yaml", [])
+        run_all(Run.of(recipe))
 
 
 @pytest.mark.usefixtures("training_here")
@@ -102,7 +102,7 @@ def test_a_target_on_the_hub_at_a_pinned_revision_goes_the_whole_way(hub, publis
     }
     Path("p.jsonl").write_text("".join(json.dumps({"prompt": f"say {place}"}) + "\n" for place in range(8)))
     Path("recipe.yaml").write_text(json.dumps(recipe))
-    run_all(Path("recipe.yaml"), [])
+    run_all(Run.of(load_recipe("recipe.yaml"), words=("recipe.yaml",)))
     files = hub.store.repositories["org/draft"].files_at("main")
     assert files["LICENSE"].content == b"Apache License 2.0"
     card = files["README.md"].content.decode()

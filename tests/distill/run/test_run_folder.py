@@ -38,11 +38,11 @@ HOLD_BY_A_CHILD = """
 import subprocess, sys
 from pathlib import Path
 from distill import pipeline as processes
-from distill.run import owned
+from distill.run import Run, owned
 wait = "import time; print('mine', flush=True); time.sleep(60)"
-processes.training_command = lambda path, overrides: [sys.executable, "-c", wait]
+processes.training_command = lambda words: [sys.executable, "-c", wait]
 with owned(Path(sys.argv[1])):
-    processes.run_training(Path("recipe.yaml"), [])
+    processes.run_training(Run(None, Path(sys.argv[1])))
 """
 
 

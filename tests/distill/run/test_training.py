@@ -221,7 +221,7 @@ def launch(monkeypatch):
         started.clear()
         with monkeypatch.context() as patch:
             patch.setattr(pipeline, "subprocess", SimpleNamespace(Popen=start))
-            distill_stage(path, ["seed=17"])
+            distill_stage(Run.of(recipe, words=(str(path), "seed=17")))
         return started.copy()
 
     launch.code = 0

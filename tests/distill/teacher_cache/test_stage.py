@@ -157,14 +157,13 @@ def stages_of(monkeypatch):
     """stages_of(recipe) -> each stage that a run of it begins, and the folder of its run."""
     seen = []
     for name in ("prune", "generate", "cache", "distill", "eval", "report"):
-        monkeypatch.setattr(pipeline, f"{name}_stage", lambda of, *_, name=name, **__: seen.append((name, run_of(of))))
+        monkeypatch.setattr(pipeline, f"{name}_stage", lambda of, *_, name=name: seen.append((name, of.folder.name)))
     for name in ("check_first", "print_outcome"):
         monkeypatch.setattr(pipeline, name, lambda *_: None)
 
     def run(recipe):
         seen.clear()
-        monkeypatch.setattr(pipeline, "load_recipe", lambda *_: recipe)
-        pipeline.run_all(Path("recipe.yaml"), [])
+        pipeline.run_all(Run.of(recipe))
         return seen.copy()
 
     return run
@@ -184,11 +183,6 @@ def test_a_run_in_stages_caches_behind_its_first_cut(recipe, stages_of):
     assert ("cache", own) in seen[4:]
     assert first_init(Run.of(in_two)).path == Path(recipe.run_dir) / first / "init"
     assert first_init(Run.of(recipe)).path == Path(recipe.run_dir) / "init"
-
-
-def run_of(given) -> str:
-    """The run that a stage works in, by its folder's name."""
-    return given.folder.name if isinstance(given, Run) else given.parent.name
 
 
 def test_earlier_cuts_of_a_run_share_its_cache(recipe):

@@ -20,7 +20,7 @@ from distill.check import planned_shapes, tokenizer_folder
 from distill.debug import begin_debug
 from distill.draft_vocabulary import id_counts_in_text, tokens_in
 from distill.pipeline import prune_stage, run_all
-from distill.recipe.recipe import Recipe, load_recipe, save_recipe
+from distill.recipe.recipe import Recipe, load_recipe
 from distill.run import Run, earlier_stages, share_responses
 from distill.stage_inputs import mask_inputs, prune_inputs
 from eval.models import load_model, load_tokenizer
@@ -100,8 +100,7 @@ def test_a_run_writes_responses_before_it_cuts_by_them(make_recipe, list_of, mon
         monkeypatch.setattr(stages, f"{name}_stage", lambda _, name=name: done.append(name))
     monkeypatch.setattr(stages, "distill_stage", lambda *_, **__: done.append("distill"))
     monkeypatch.setattr(stages, "print_outcome", lambda _: None)
-    save_recipe(recipe, tmp_path / "r.yaml")
-    run_all(tmp_path / "r.yaml", [])
+    run_all(Run.of(recipe))
     assert done == [*order, "distill", "eval", "report"]
 
 
