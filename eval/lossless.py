@@ -64,6 +64,7 @@ from eval.decoding.sampling import (
     Seeds,
     Speculation,
     VerificationStep,
+    at,
     distribution,
     row_seed,
     seen_along,
@@ -126,12 +127,12 @@ def read_ties(
 def shortfalls(logits_TV: Tensor, taken_T: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Return the distance of each taken token's logit to the largest, and TIE_STEPS roundings of that, both [T]."""
     tolerance_T = TIE_STEPS * torch.finfo(dtype).eps * logits_TV.abs().amax(dim=-1)
-    return logits_TV.amax(dim=-1) - at_tokens(logits_TV, taken_T), tolerance_T
+    return logits_TV.amax(dim=-1) - at(logits_TV, taken_T), tolerance_T
 
 
 def choices(logits_TV: Tensor, taken_T: Tensor) -> frozenset[Choice]:
     """Return the tokens that were taken instead of an argmax with a larger logit."""
-    lower_T = at_tokens(logits_TV, taken_T) < logits_TV.amax(dim=-1)
+    lower_T = at(logits_TV, taken_T) < logits_TV.amax(dim=-1)
     best_T = logits_TV.argmax(dim=-1)
     return frozenset(zip(best_T[lower_T].tolist(), taken_T[lower_T].tolist(), strict=True))
 
@@ -144,11 +145,7 @@ def reading_noise(whole_TV: Tensor, other_TV: Tensor) -> float:
 def best_gap(ranking_TV: Tensor, logits_TV: Tensor) -> Tensor:
     """Return the gap [T] in one reading between the two tokens that another ranks first and second."""
     best_T2 = ranking_TV.topk(2, dim=-1).indices
-    return at_tokens(logits_TV, best_T2[:, 0]) - at_tokens(logits_TV, best_T2[:, 1])
-
-
-def at_tokens(logits_TV: Tensor, ids_T: Tensor) -> Tensor:
-    return logits_TV.gather(1, ids_T[:, None])[:, 0]
+    return at(logits_TV, best_T2[:, 0]) - at(logits_TV, best_T2[:, 1])
 
 
 @torch.inference_mode()

@@ -36,6 +36,7 @@ from eval.decoding.sampling import (
     EXACT_SAMPLED_DRAFT,
     REJECTION,
     Sampling,
+    at,
     log_distribution,
     penalised,
     seen_along,
@@ -63,7 +64,6 @@ from eval.replay import (
     rejection_accepts,
     replay_counts,
     response_logits,
-    value_at,
 )
 from eval.responses import SETTINGS_NAME, DecodingSettings, Trace, read_claims, read_traces, require_known_ids
 from eval.scorecard_tables import scorecard_page
@@ -323,7 +323,7 @@ def replay_recording(
     for number, response in track(responses, description=f"replay at T={sampling.temperature:g}", total=len(responses)):
         logits_TV = response_logits(draft, response.prompt_ids, response.response_ids)
         response_T = torch.tensor(response.response_ids, device=logits_TV.device)
-        covered_T = as_array(value_at(response_T, logits_TV) > -torch.inf)
+        covered_T = as_array(at(logits_TV, response_T) > -torch.inf)
         context = first_tokens(draft, response.prompt_ids)
         for rule, scores in scored.items():
             accept_T = accept_probabilities(logits_TV, response, rule=rule, sampling=sampling, context=context)
@@ -355,7 +355,7 @@ def accept_probabilities(
     response_T = torch.tensor(response.response_ids, device=draft_logits_TV.device)
     if rule == EXACT_GREEDY_DRAFT:
         return as_array(penalised(draft_logits_TV, sampling, seen_TV).argmax(dim=-1) == response_T)
-    draft_logp_T = value_at(response_T, log_distribution(draft_logits_TV, sampling, seen_TV))
+    draft_logp_T = at(log_distribution(draft_logits_TV, sampling, seen_TV), response_T)
     if rule == EXACT_SAMPLED_DRAFT:
         return as_array(draft_logp_T.exp())
     assert response.response_logp is not None  # replay_recording uses this method only then

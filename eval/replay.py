@@ -46,6 +46,7 @@ from eval.decoding.sampling import (
     LOSSLESS,
     REJECTION,
     Sampling,
+    at,
     log_distribution,
     penalised,
     seen_along,
@@ -287,10 +288,10 @@ def replay_response(
             for rule in rule_names(sampling.temperature)
         },
         match=as_array(likeliest(target_logits_TV) == likeliest(draft_logits_TV)),
-        target_logp=as_array(value_at(response_T, target_logp_TV)),
-        draft_logp=as_array(value_at(response_T, draft_logp_TV)),
+        target_logp=as_array(at(target_logp_TV, response_T)),
+        draft_logp=as_array(at(draft_logp_TV, response_T)),
         target_entropy=as_array(torch.special.entr(target_logits_TV.softmax(dim=-1)).sum(dim=-1)),
-        covered=as_array(value_at(response_T, draft_logits_TV) > -torch.inf),
+        covered=as_array(at(draft_logits_TV, response_T) > -torch.inf),
     )
 
 
@@ -311,7 +312,7 @@ def replay_pair(
 
 def rejection(target_logp_TV: Tensor, draft_logp_TV: Tensor, response_T: Tensor) -> tuple[Tensor, Tensor]:
     """Return accept_T and alpha_T = sum_x min(p, q)(x) of rejection sampling."""
-    accept_T = rejection_accepts(value_at(response_T, target_logp_TV), value_at(response_T, draft_logp_TV))
+    accept_T = rejection_accepts(at(target_logp_TV, response_T), at(draft_logp_TV, response_T))
     return accept_T, torch.minimum(target_logp_TV, draft_logp_TV).exp().sum(dim=-1)
 
 
@@ -331,12 +332,12 @@ def exact_greedy_draft(target_logp_TV: Tensor, draft_logp_TV: Tensor, response_T
     At temperature 0 the response is the target's, even if rounding makes this pass disagree with it.
     """
     proposed_T = draft_logp_TV.argmax(dim=-1)
-    return proposed_T == response_T, value_at(proposed_T, target_logp_TV).exp()
+    return proposed_T == response_T, at(target_logp_TV, proposed_T).exp()
 
 
 def exact_sampled_draft(target_logp_TV: Tensor, draft_logp_TV: Tensor, response_T: Tensor) -> tuple[Tensor, Tensor]:
     """Return accept_T and alpha_T = sum_x p(x) q(x), accepting a draft sample if it equals the target's token."""
-    return value_at(response_T, draft_logp_TV).exp(), (target_logp_TV + draft_logp_TV).exp().sum(dim=-1)
+    return at(draft_logp_TV, response_T).exp(), (target_logp_TV + draft_logp_TV).exp().sum(dim=-1)
 
 
 ACCEPTS = {REJECTION: rejection, EXACT_GREEDY_DRAFT: exact_greedy_draft, EXACT_SAMPLED_DRAFT: exact_sampled_draft}
@@ -380,10 +381,6 @@ def step_starts(tail_TK: Array) -> Array:
         reached = visits_T[start + 1 : start + 1 + exactly_TA.shape[1]]
         reached += visits_T[start] * exactly_TA[start, : len(reached)]
     return visits_T
-
-
-def value_at(ids_T: Tensor, values_TV: Tensor) -> Tensor:
-    return values_TV.gather(-1, ids_T[:, None])[:, 0]
 
 
 def as_array(values_T: Tensor) -> Array:

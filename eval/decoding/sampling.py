@@ -289,6 +289,7 @@ def row_at(probs_BJV: Tensor, positions_B: Tensor) -> Tensor:
 
 
 def at(values_BJ: Tensor, positions_B: Tensor) -> Tensor:
+    """Return [B], the value at one position of each row."""
     return values_BJ.gather(1, positions_B[:, None])[:, 0]
 
 
