@@ -52,7 +52,7 @@ from eval.decoding.sampling import (
     seen_along,
 )
 from eval.decoding.speculative import first_tokens
-from eval.intervals import Array
+from eval.intervals import Array, Columns
 from eval.models import shared_vocab_size
 
 
@@ -445,31 +445,27 @@ class DraftScore:
             sums[response.prompt] = sums.get(response.prompt, 0) + value(response)
         return list(sums.values())
 
-    def alpha_columns(self) -> tuple[list[float], list[float]]:
+    def columns(self, value: Callable[[ResponseScore], float]) -> Columns:
+        """Return, per prompt, the sum of a value of its responses, and tokens."""
+        return self.per_prompt(value), self.per_prompt(lambda response: response.num_tokens)
+
+    def alpha_columns(self) -> Columns:
         """Return, per prompt, the sum of acceptance probabilities, and tokens."""
-        return self.per_prompt(lambda response: response.alpha_sum), self.per_prompt(
-            lambda response: response.num_tokens
-        )
+        return self.columns(lambda response: response.alpha_sum)
 
-    def accept_columns(self) -> tuple[list[float], list[float]]:
+    def accept_columns(self) -> Columns:
         """Return, per prompt, the sum of the probabilities that the target's tokens come from the draft, and tokens."""
-        return self.per_prompt(lambda response: response.accept_sum), self.per_prompt(
-            lambda response: response.num_tokens
-        )
+        return self.columns(lambda response: response.accept_sum)
 
-    def coverage_columns(self) -> tuple[list[float], list[float]]:
+    def coverage_columns(self) -> Columns:
         """Return, per prompt, tokens that are output ids of the draft, and tokens."""
-        return self.per_prompt(lambda response: response.num_covered), self.per_prompt(
-            lambda response: response.num_tokens
-        )
+        return self.columns(lambda response: response.num_covered)
 
-    def match_columns(self) -> tuple[list[float], list[float]]:
+    def match_columns(self) -> Columns:
         """Return, per prompt, tokens with the same argmax in both models, and tokens."""
-        return self.per_prompt(lambda response: response.matches.sum()), self.per_prompt(
-            lambda response: response.num_tokens
-        )
+        return self.columns(lambda response: response.matches.sum())
 
-    def tau_columns(self, num_speculative_tokens: int) -> tuple[list[float], list[float]]:
+    def tau_columns(self, num_speculative_tokens: int) -> Columns:
         """Return, per prompt, emitted tokens and verification steps."""
         return (
             self.count_column(num_speculative_tokens, lambda counts: counts.emitted_tokens),
