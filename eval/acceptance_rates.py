@@ -20,7 +20,6 @@ from eval.chat import render_prompt
 from eval.config import PROMPT_TOKENS, EvalConfig, SamplingConfig
 from eval.decoding.generate import Kind, write_traces
 from eval.decoding.sampling import Sampling
-from eval.decoding.speculative import first_tokens
 from eval.intervals import Columns, Resampling, paired_ratio_difference, pooled_ratio, sign_flip_p
 from eval.large_targets import Pass, run_passes
 from eval.models import (
@@ -28,7 +27,6 @@ from eval.models import (
     load_tokenizer,
     require_finite,
     require_positions,
-    shared_vocab_size,
     text_config,
 )
 from eval.prompts import Prompt
@@ -38,7 +36,7 @@ from eval.replay import (
     Replay,
     ReplayedDraft,
     ReplayedResponse,
-    replay_response,
+    replay_pair,
     response_logits,
 )
 from eval.responses import DecodingSettings, Trace, read_traces, require_known_ids
@@ -186,18 +184,11 @@ def replay_some(
     )
     for trace, target_logits_TV in read:
         require_finite(target_logits_TV, target)
-        replays = {}
-        for name, draft in drafts.items():
-            vocab_size = shared_vocab_size(target, draft)
-            draft_logits_TV = response_logits(draft, trace.prompt_ids, trace.response_ids)
-            replays[name] = replay_response(
-                target_logits_TV[:, :vocab_size],
-                draft_logits_TV[:, :vocab_size],
-                trace.response_ids,
-                sampling=sampling,
-                prompt_ids=first_tokens(target, trace.prompt_ids),
-            )
-        yield replays
+        texts = trace.prompt_ids, trace.response_ids
+        yield {
+            name: replay_pair(target, draft, *texts, sampling=sampling, target_logits_TV=target_logits_TV)
+            for name, draft in drafts.items()
+        }
 
 
 def acceptance_row(scores: Sequence[DraftScore], parted: PartedScores, resampling: Resampling) -> schema.AcceptanceRow:

@@ -302,12 +302,23 @@ def replay_pair(
     response_ids: Sequence[int],
     *,
     sampling: Sampling,
+    target_logits_TV: Tensor | None = None,
 ) -> Replay:
-    """Replay two models along one response; ids that only one of them has are left out."""
+    """Replay two models along one response; ids that only one of them has are left out.
+
+    Args:
+        target_logits_TV: `response_logits` of the target, if known.
+    """
+    if target_logits_TV is None:
+        target_logits_TV = response_logits(target, prompt_ids, response_ids)
     vocab_size = shared_vocab_size(target, draft)
-    own_TV, draft_TV = (response_logits(model, prompt_ids, response_ids)[:, :vocab_size] for model in (target, draft))
-    context = first_tokens(target, prompt_ids)
-    return replay_response(own_TV, draft_TV, response_ids, sampling=sampling, prompt_ids=context)
+    return replay_response(
+        target_logits_TV[:, :vocab_size],
+        response_logits(draft, prompt_ids, response_ids)[:, :vocab_size],
+        response_ids,
+        sampling=sampling,
+        prompt_ids=first_tokens(target, prompt_ids),
+    )
 
 
 def rejection(target_logp_TV: Tensor, draft_logp_TV: Tensor, response_T: Tensor) -> tuple[Tensor, Tensor]:
