@@ -43,7 +43,7 @@ from eval.decoding.sampling import (
 )
 from eval.decoding.speculative import first_tokens
 from eval.engines.external_generate import EngineServer, responses_by
-from eval.intervals import CONFIDENCE, INTERVALS, NUM_RESAMPLES, Resampling
+from eval.intervals import CONFIDENCE, NUM_RESAMPLES, Resampling
 from eval.machine import torch_threads
 from eval.models import (
     load_model,
@@ -282,15 +282,7 @@ def score_recording(
             prompt_ids_sha256=fingerprint_value([list(response.prompt_ids) for response in responses]),
             response_ids_sha256=fingerprint_value([list(response.response_ids) for response in responses]),
         ),
-        settings=schema.Settings(
-            **config.model_dump(mode="json"),
-            confidence=CONFIDENCE,
-            num_resamples=NUM_RESAMPLES,
-            seed=seed,
-            threads=num_threads,
-            device=str(model.device),
-            intervals=INTERVALS,
-        ),
+        settings=schema.Settings.of(config, resampling, threads=num_threads, device=str(model.device)),
         acceptance=tuple(
             schema.RecordedRow(
                 draft="draft",

@@ -31,7 +31,7 @@ from eval.decoding.generate import Kind
 from eval.decoding.kv_cache import takes_rows
 from eval.decoding.sampling import Sampling
 from eval.decoding.speculative import LookupFirst, NgramLookup
-from eval.intervals import CONFIDENCE, INTERVALS, NUM_RESAMPLES, RATIO_INTERVALS, Resampling
+from eval.intervals import CONFIDENCE, NUM_RESAMPLES, RATIO_INTERVALS, Resampling
 from eval.large_targets import load_target
 from eval.latency import Grid, Setting, lack_of_memory, measure_grid, measure_latency
 from eval.machine import share_threads, torch_threads
@@ -184,14 +184,11 @@ def measure(
             schema.DraftModel(draft=name, **model_facts(drafts[name], replayed.drafts[name])) for name in drafts
         ),
         prompts=prompts_section(prompts, responses, config),
-        settings=schema.Settings(
-            **config.model_dump(mode="json"),
-            confidence=CONFIDENCE,
-            num_resamples=NUM_RESAMPLES,
-            seed=seed,
+        settings=schema.Settings.of(
+            config,
+            resampling,
             threads=torch.get_num_threads(),
             device=str(replayed.target.device),
-            intervals=INTERVALS,
             speedup_intervals=RATIO_INTERVALS,
         ),
         acceptance=tuple(acceptance),

@@ -14,8 +14,8 @@ from architectures.errors import UserError
 from architectures.files import checked, read_json, read_typed, write_json
 from architectures.manifest import provenance
 from architectures.settings import How, Placement
-from eval.config import SamplingConfig
-from eval.intervals import Estimate, Resampling
+from eval.config import EvalConfig, SamplingConfig
+from eval.intervals import INTERVALS, Estimate, Resampling
 
 FORMAT, RECORDED_FORMAT = "widedraft.scorecard/6", "widedraft.recorded/2"
 CARD_NAME = "scorecard.json"
@@ -195,6 +195,10 @@ class Settings(BaseModel):
     sampling: SamplingConfig = SamplingConfig()
     intervals: str  # method of intervals of rates
     speedup_intervals: str | None = None  # method of intervals of wall-clock speedups
+
+    @classmethod
+    def of(cls, config: EvalConfig, resampling: Resampling, **own: Any) -> "Settings":
+        return cls(**config.model_dump(mode="json"), **vars(resampling), intervals=INTERVALS, **own)
 
     @property
     def resampling(self) -> Resampling:
