@@ -537,11 +537,7 @@ def grid_page(record: "GridFile") -> list[Block]:
 def cell_section(cell: "GridCell") -> TableSection:
     from eval.scorecard_tables import interval
 
-    steps = [("target, 1 token", cell.target)]
-    steps += [(f"target, {step.num_speculative_tokens + 1} tokens (verify)", step) for step in cell.verify]
-    for draft in cell.drafts:
-        steps += [(f"{draft.draft}, 1 token", draft.one_token), (f"{draft.draft}, 2 tokens", draft.two_tokens)]
-    steps += [(f"{name}, prefill", step) for name, step in cell.prefill.items()]
+    steps = cell.steps | {f"{name}, prefill": step for name, step in cell.prefill.items()}
     rows = [
         (
             name,
@@ -550,7 +546,7 @@ def cell_section(cell: "GridCell") -> TableSection:
             f"{step.p90_ms.value:.2f}",
             "" if step.p99_ms is None else f"{step.p99_ms.value:.2f}",
         )
-        for name, step in steps
+        for name, step in steps.items()
     ]
     costs = [f"Cost ratio of {draft.draft}: {draft.cost_ratio:.3f}." for draft in cell.drafts]
     unsettled = [] if cell.settled else ["Step times were not stable: the machine was busy."]

@@ -426,9 +426,13 @@ class ScoredLatency(Record):
         return [step.num_speculative_tokens for step in self.verify]
 
     @property
-    def steps(self) -> list[StepTime]:
-        of_drafts = [step for draft in self.drafts for step in (draft.one_token, draft.two_tokens)]
-        return [self.target, *self.verify, *of_drafts]
+    def steps(self) -> dict[str, StepTime]:
+        """Every kind of step by its name in tables."""
+        steps = {"target, 1 token": self.target}
+        steps |= {f"target, {step.num_speculative_tokens + 1} tokens (verification)": step for step in self.verify}
+        for draft in self.drafts:
+            steps |= {f"{draft.draft}, 1 token": draft.one_token, f"{draft.draft}, 2 tokens": draft.two_tokens}
+        return steps
 
     def of(self, draft: str) -> DraftSteps:
         return only(self.drafts, lambda steps: steps.draft == draft)

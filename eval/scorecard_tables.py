@@ -251,23 +251,17 @@ def groups(drafts: Sequence[ScoredDraft]) -> Table | None:
 
 
 def step_times(cards: Mapping[str, schema.Scorecard]) -> Table:
-    rows: list[tuple[object, ...]] = []
-    for name, card in cards.items():
-        latency = card.latency
-        steps: list[tuple[str, schema.StepTime]] = [("target, 1 token", latency.target)]
-        steps += [(f"target, {step.num_speculative_tokens + 1} tokens (verification)", step) for step in latency.verify]
-        for draft in latency.drafts:
-            steps += [(f"{draft.draft}, 1 token", draft.one_token), (f"{draft.draft}, 2 tokens", draft.two_tokens)]
-        rows += [
-            (
-                step_name if len(cards) == 1 else f"{name}: {step_name}",
-                interval(step.p50_ms, 2),
-                f"{step.p10_ms.value:.2f}",
-                f"{step.p90_ms.value:.2f}",
-                f"{step.median_ms / latency.target.median_ms:.3f}",
-            )
-            for step_name, step in steps
-        ]
+    rows = [
+        (
+            step_name if len(cards) == 1 else f"{name}: {step_name}",
+            interval(step.p50_ms, 2),
+            f"{step.p10_ms.value:.2f}",
+            f"{step.p90_ms.value:.2f}",
+            f"{step.median_ms / card.latency.target.median_ms:.3f}",
+        )
+        for name, card in cards.items()
+        for step_name, step in card.latency.steps.items()
+    ]
     [first, *_] = cards.values()
     columns = ("step", "median ms", "p10", "p90", "of a target step")
     context, repeats = first.latency.context_tokens, first.latency.repeats

@@ -170,7 +170,8 @@ def drawn_interval(
     drawn_N: Array, latency: ScoredLatency, resampling: Resampling, num_prompts: int
 ) -> tuple[float, float] | None:
     """Return the percentile interval of drawn speedups; None with too few prompts or repetitions."""
-    if num_prompts < least_units(resampling.confidence) or not all(step.p50_ms.interval for step in latency.steps):
+    intervals = [step.p50_ms.interval for step in latency.steps.values()]
+    if num_prompts < least_units(resampling.confidence) or None in intervals:
         return None
     return percentile_interval(drawn_N, resampling.confidence)
 
@@ -219,7 +220,7 @@ def drawn_times(latency: ScoredLatency, draft: str, resampling: Resampling) -> l
     rng, spread = np.random.default_rng(resampling.seed), NormalDist().inv_cdf((1 + resampling.confidence) / 2)
     drawn = {
         id(step): step.median_ms + width(step) / (2 * spread) * rng.standard_normal(resampling.num_resamples)
-        for step in latency.steps
+        for step in latency.steps.values()
     }
     return [
         latency.step_times(draft, lambda step, index=index: max(drawn[id(step)][index], 1e-9))

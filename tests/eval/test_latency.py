@@ -280,7 +280,7 @@ def test_every_cell_has_every_step(cells):
         assert (cell.how, cell.repeats, cell.ks) == ("eager", 3, [1, 3])
         assert [draft.draft for draft in cell.drafts] == ["draft"]
         assert list(cell.prefill) == [TARGET, "draft"]
-        assert all(step.median_ms > 0 for step in (*cell.steps, *cell.prefill.values()))
+        assert all(step.median_ms > 0 for step in (*cell.steps.values(), *cell.prefill.values()))
 
 
 def test_captured_cells_follow_the_eager_ones(target, noisy_draft, monkeypatch):
