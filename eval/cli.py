@@ -93,35 +93,6 @@ NOT_OF_SERVERS = ("engine", "python", "target_file", "ngram_size_n", "ngram_size
 ENGINE_PRECISION = 0.1  # default in engines, unless --repeats
 NOT_IN_ENGINES = ("assisted", "capture", "target_bits", "repetition_penalty")
 
-NgramSizeN = Annotated[
-    Annotated[
-        int,
-        Field(
-            ge=1,
-            le=MOST,
-            description="Also measure each draft combined with prompt lookup: propose from the text if its last N "
-            "tokens occurred before, else from the draft (llama.cpp: --spec-type ngram-simple,draft-simple with "
-            "--spec-ngram-simple-size-n).",
-        ),
-    ]
-    | None,
-    Flag(absent="no prompt lookup"),
-]
-
-Precision = Annotated[
-    Annotated[
-        float,
-        Field(
-            gt=0,
-            lt=1,
-            description="Stop before --num-prompts once every draft's speedup is known within this fraction: 0.1 for "
-            "an interval of 10% either way.",
-        ),
-    ]
-    | None,
-    Flag(absent=f"decode all prompts; in engines {ENGINE_PRECISION}, unless --repeats is set"),
-]
-
 
 class BenchmarkSettings(DecodingFlags):
     """Flags of `widedraft benchmark`."""
@@ -143,13 +114,28 @@ class BenchmarkSettings(DecodingFlags):
     ] = (1,)
     batch_sizes: fields.BatchSizes = (1, 4)
     contexts: fields.Contexts = (128, 1024)
-    ngram_size_n: NgramSizeN = None
+    ngram_size_n: Annotated[int | None, Flag(absent="no prompt lookup")] = Field(
+        default=None,
+        ge=1,
+        le=MOST,
+        description="Also measure each draft combined with prompt lookup: propose from the text if its last N tokens "
+        "occurred before, else from the draft (llama.cpp: --spec-type ngram-simple,draft-simple with "
+        "--spec-ngram-simple-size-n).",
+    )
     ngram_size_m: Annotated[
         int, Field(ge=1, le=MOST, description="Maximum number of tokens that prompt lookup copies.")
     ] = 48
     temperature: fields.Temperature = 0.0
     repeats: Annotated[fields.Repeats | None, Flag(absent=f"1; with --grid {GRID_REPEATS}")] = None
-    precision: Precision = None
+    precision: Annotated[
+        float | None, Flag(absent=f"decode all prompts; in engines {ENGINE_PRECISION}, unless --repeats is set")
+    ] = Field(
+        default=None,
+        gt=0,
+        lt=1,
+        description="Stop before --num-prompts once every draft's speedup is known within this fraction: 0.1 for an "
+        "interval of 10% either way.",
+    )
     assisted: Annotated[bool, Field(description="Also measure transformers' assisted generation.")] = False
     dtype: fields.PairDtype = AUTO
     engine: Annotated[SpeedEngine | None, Flag(absent="widedraft's own loop")] = Field(
