@@ -30,14 +30,13 @@ from eval.checkpoint_curve import Curve, point_rows, read_curves
 from eval.intervals import Estimate
 from eval.scorecard import EXAMPLES_NAME, GRID_NAME
 from eval.scorecard_schema import CARD_NAME, GridFile, RecordedScorecard, Scorecard, read_any_scorecard, read_grid_file
-from eval.side_by_side import DecodedExample, read_examples
+from eval.side_by_side import LEGEND, DecodedExample, read_examples
 from eval.speedup import promise
 
 METRICS_NAME = "logs/metrics.jsonl"  # in the run directory
 BENCHMARKS = "benchmark*.json"  # of `widedraft benchmark --engine`, in the run directory or its draft
 METRICS = {"Training loss": "loss/train/total", "Held-out acceptance rate": "metrics/eval/alpha"}
 MAX_ROWS = 30  # longer tables are folded
-LEGEND = {"accepted": "accepted draft token", "corrected": "correction by the target", "bonus": "bonus token"}
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")  # Okabe and Ito 2008
 MARKERS = ("o", "s", "^", "D", "v", "P")
 STYLE: dict[Any, Any] = {

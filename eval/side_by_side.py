@@ -121,12 +121,7 @@ def spans(
 
 
 STYLES: dict[Writer, str] = {"target": "", "accepted": "cyan", "corrected": "bold yellow", "bonus": "underline magenta"}
-MARKS: dict[Writer, tuple[str, str]] = {
-    "target": ("", ""),
-    "accepted": ("", ""),
-    "corrected": ("[", "]"),
-    "bonus": ("{", "}"),
-}
+MARKS: dict[Writer, tuple[str, str]] = {"corrected": ("[", "]"), "bonus": ("{", "}")}
 LEGEND: dict[Writer, str] = {
     "accepted": "accepted token of the draft",
     "corrected": "correction by the target",
@@ -190,7 +185,7 @@ def coloured(pair: LoadedPair, runner: "Runner", *, colour: bool) -> Text:
 
 
 def marked(piece: str, writer: Writer, *, colour: bool) -> Text:
-    before, after = MARKS[writer]
+    before, after = MARKS.get(writer, ("", ""))
     return Text(piece, style=STYLES[writer]) if colour else Text(f"{before}{piece}{after}")
 
 
