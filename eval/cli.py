@@ -5,7 +5,6 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,10 +13,10 @@ from pydantic import AfterValidator, Field, model_validator
 
 from architectures import settings as fields
 from architectures.compatibility import DEFAULT_NUM_SPECULATIVE_TOKENS
-from architectures.console import Block, Table, TableSection, terminal
+from architectures.console import Table, TableSection, terminal
 from architectures.errors import UserError
 from architectures.settings import AUTO, MOST, Flag, Holding, How, Section, flag_of
-from eval.config import SamplingConfig, SpeedEngine, requested_sampling, server_url
+from eval.config import SpeedEngine, requested_sampling, server_url
 from eval.tasks import PromptWords, TemplateKwargs
 
 if TYPE_CHECKING:
@@ -59,14 +58,10 @@ class DecodingFlags(Section):
     def how(self) -> How:
         return "captured" if self.capture else "eager"
 
-    @property
-    def sampling_config(self) -> SamplingConfig:
-        return requested_sampling(self)
-
     def sampling(self, temperature: float) -> "Sampling":
         from eval.decoding.sampling import Sampling
 
-        return Sampling.of(temperature, self.sampling_config)
+        return Sampling.of(temperature, requested_sampling(self))
 
     def speculation(self, num_speculative_tokens: int) -> "Speculation":
         from eval.decoding.sampling import Speculation
@@ -243,7 +238,10 @@ def benchmark(settings: BenchmarkSettings) -> None:
     from eval.scorecard_schema import GridFile, write_record
 
     record = measured_grid(settings) if settings.grid else measured_runs(settings)
-    print(terminal(*(grid_page(record) if isinstance(record, GridFile) else [benchmark_page(record)])))
+    if isinstance(record, GridFile):
+        print(terminal(f"Measured on {record.where}.", *map(cell_section, record.cells)))
+    else:
+        print(terminal(benchmark_page(record)))
     if settings.out is not None:
         write_record(record, settings.out)
         print(f"\n{settings.out}: all results")
@@ -320,13 +318,17 @@ def timed_runs(
     runs_of.warm_up(decoders, groups[:1] if settings.how == "eager" else groups)
     turns = list(product(range(settings.num_repeats), range(len(groups))))
     ticks = track(turns, description=f"every method, concurrency {len(groups[0])}", total=len(turns))
-    precision, is_enough = settings.stop_precision, None
-    if precision is not None:
-        is_enough = partial(is_precise, precision=precision, resampling=resampling)
-    runs = runs_of.interleave(decoders, groups, ticks, np.random.default_rng(settings.seed), is_enough=is_enough)
-    if precision is not None:
-        decoded = len(runs[runs_of.Method(runs_of.PLAIN)][0])
-        print(precision_note(precision, runs_of.reached_precision(runs, resampling), decoded), file=sys.stderr)
+    rng, precision = np.random.default_rng(settings.seed), settings.stop_precision
+    if precision is None:
+        return runs_of.interleave(decoders, groups, ticks, rng)
+
+    def is_precise(runs: "Runs") -> bool:
+        reached = runs_of.reached_precision(runs, resampling)
+        return reached is not None and reached <= precision
+
+    runs = runs_of.interleave(decoders, groups, ticks, rng, is_enough=is_precise)
+    decoded = len(runs[runs_of.Method(runs_of.PLAIN)][0])
+    print(precision_note(precision, runs_of.reached_precision(runs, resampling), decoded), file=sys.stderr)
     return runs
 
 
@@ -408,13 +410,6 @@ def opened_in_engine(settings: BenchmarkSettings, prompts: "Sequence[Prompt]") -
 
 def draft_names(settings: BenchmarkSettings) -> list[str]:
     return ["draft"] if len(settings.draft) == 1 else [f"draft {draft}" for draft in settings.draft]
-
-
-def is_precise(runs: "Runs", *, precision: float, resampling: "Resampling") -> bool:
-    from eval.benchmark import reached_precision
-
-    reached = reached_precision(runs, resampling)
-    return reached is not None and reached <= precision
 
 
 def precision_note(precision: float, reached: float | None, groups: int) -> str:
@@ -514,10 +509,6 @@ def target_and_drafts(settings: BenchmarkSettings) -> tuple[dict[str, "PreTraine
     names = ["draft"] if len(drafts) == 1 else [f"draft {number}" for number in range(1, len(drafts) + 1)]
     models = {TARGET: load_model(folder, dtype=dtype, bits=settings.target_bits)}
     return models | {name: load_model(path, dtype=dtype) for name, path in zip(names, drafts, strict=True)}, text_ids
-
-
-def grid_page(record: "GridFile") -> list[Block]:
-    return [f"Measured on {record.where}.", *map(cell_section, record.cells)]
 
 
 def cell_section(cell: "GridCell") -> TableSection:
