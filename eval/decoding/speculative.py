@@ -144,10 +144,8 @@ class DecodingRequest:
         if self.speculation is None:
             return ([(1, False)],)
         widest = self.speculation.num_speculative_tokens + 1
-        return [(width, True) for width in range(1 if self.draft_p_min > 0 else widest, widest + 1)], [
-            (1, False),
-            (2, False),
-        ]
+        narrowest = 1 if self.draft_p_min > 0 else widest
+        return [(width, True) for width in range(narrowest, widest + 1)], [(1, False), (2, False)]
 
     @property
     def goes_back(self) -> bool:
@@ -170,11 +168,9 @@ class Streams:
     def of(cls, request: DecodingRequest, seeds: Seeds, row_seeds: Sequence[int], device: torch.device) -> "Streams":
         """Draw the numbers; those of a sequence depend only on the stream's seed and its row seed."""
         # A row one token from its end takes part in steps as wide as the longest proposal of the others.
-        widest = max(
-            request.speculation.num_speculative_tokens if request.speculation else 0,
-            request.lookup_first.size_m if request.lookup_first else 0,
-        )
-        count = request.limits.max_new_tokens + widest + 1
+        drafted = request.speculation.num_speculative_tokens if request.speculation else 0
+        looked_up = request.lookup_first.size_m if request.lookup_first else 0
+        count = request.limits.max_new_tokens + max(drafted, looked_up) + 1
         return cls(*(stream(seed, row_seeds, count, device) for seed in (seeds.draft, seeds.accept, seeds.target)))
 
     @classmethod
@@ -576,12 +572,9 @@ class SpeculativeSteps:
         """Draw the random numbers of a step; before the target's forward pass, since this waits for the device."""
         if self.request.sampling.is_greedy:
             return None
-        accept_BD, target_BD, count = (
-            self.streams.accept_BD,
-            self.streams.target_BD,
-            proposal.tokens_BK.shape[1],
-        )
-        return Draws(window(accept_BD, self.texts, count), window(target_BD, self.texts, count + 1))
+        count = proposal.tokens_BK.shape[1]
+        accept_BK = window(self.streams.accept_BD, self.texts, count)
+        return Draws(accept_BK, window(self.streams.target_BD, self.texts, count + 1))
 
     def judge(self, logits_BJV: Tensor, turn: Proposals, draws: Draws | None) -> Verdict:
         """Apply the acceptance rule, without waiting for the device."""
