@@ -564,13 +564,7 @@ class ReplayedDraft:
     def scores(self, ks: Sequence[int]) -> list[DraftScore]:
         """Return one score per rule over whole responses; a scorecard leads with the first."""
         return [
-            DraftScore(
-                self.draft,
-                self.temperature,
-                rule,
-                [score_response(response, rule=rule, ks=ks) for response in self.responses],
-                self.has_small_head,
-            )
+            self.score(rule, [score_response(response, rule=rule, ks=ks) for response in self.responses])
             for rule in rule_names(self.temperature)
         ]
 
@@ -582,11 +576,11 @@ class ReplayedDraft:
             for response, bin_T in zip(self.responses, bins, strict=True):
                 for number, part in score_parts(response, bin_T, rule=rule, ks=ks).items():
                     rows.setdefault(number, []).append(part)
-            parted[by] = {
-                labels[number]: DraftScore(self.draft, self.temperature, rule, rows[number], self.has_small_head)
-                for number in sorted(rows)
-            }
+            parted[by] = {labels[number]: self.score(rule, rows[number]) for number in sorted(rows)}
         return parted
+
+    def score(self, rule: str, responses: Sequence[ResponseScore]) -> DraftScore:
+        return DraftScore(self.draft, self.temperature, rule, responses, self.has_small_head)
 
 
 def score_response(response: ReplayedResponse, *, rule: str, ks: Sequence[int]) -> ResponseScore:
