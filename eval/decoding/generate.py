@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import cached_property
 from hashlib import sha256
 from itertools import groupby
@@ -150,27 +150,24 @@ def within_context(target: Path, settings: DecodingSettings) -> DecodingSettings
 PASS_ROWS = 32  # rows that cost as much as reading the weights in a pass: 48 rows took twice the time of 8 on two cores
 
 
+@dataclass(eq=False)
 class LocalGenerator:
-    """Response generator; loads the target when first needed."""
+    """Response generator; loads the target when first needed.
 
-    draws = DRAWS  # how sampled tokens follow from seeds
+    Attributes:
+        draws: How sampled tokens follow from seeds.
+        is_checked: In float16, whose range large models exceed.
+    """
 
-    def __init__(
-        self,
-        target: Path,
-        tokenizer: PreTrainedTokenizerBase,
-        settings: DecodingSettings,
-        *,
-        name: str,
-        share: Share = ALONE,
-    ) -> None:
-        self.target = target
-        self.tokenizer = tokenizer
-        self.settings = settings
-        self.name = name
-        self.share = share
-        self.advance: Advance = no_progress
-        self.is_checked = False  # in float16, whose range large models exceed
+    target: Path
+    tokenizer: PreTrainedTokenizerBase
+    settings: DecodingSettings
+    _: KW_ONLY
+    name: str
+    share: Share = ALONE
+    draws: str = DRAWS
+    advance: Advance = no_progress
+    is_checked: bool = False
 
     @cached_property
     def model(self) -> PreTrainedModel:
