@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.equal_shapes import EqualShape
-from eval.intervals import Estimate, Resampling, resampled
+from eval.intervals import Estimate, Resampling, percentile_interval
 
 Array = NDArray[np.float64]
 
@@ -87,6 +87,12 @@ def fitted(shapes: Sequence[EqualShape], medians_S: Array, medians_NS: Array, co
         hundred_channels_ms=estimates[2],
         largest_residual=float(residual_S.max()),
     )
+
+
+def resampled(value: float, values_N: Array, confidence: float) -> Estimate:
+    """Return a value with the percentile interval of its resamples, widened to include the value itself."""
+    low, high = percentile_interval(values_N, confidence)
+    return Estimate(value, (min(low, value), max(high, value)))
 
 
 def ends_of_size(

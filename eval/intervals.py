@@ -200,12 +200,6 @@ def paired_ratio_difference(first: Columns, second: Columns, resampling: Resampl
     return only
 
 
-def resampled(value: float, values_R: Sequence[float] | Array, confidence: float) -> Estimate:
-    """Return a value with the percentile interval of its resamples, widened to include the value itself."""
-    low, high = percentile_interval(values_R, confidence)
-    return Estimate(value, (min(low, value), max(high, value)))
-
-
 def sign_flip_p(gain_P: Array, resampling: Resampling) -> float:
     """Return the two-sided p-value of the sum of the gains under random signs; 1 for one prompt.
 
