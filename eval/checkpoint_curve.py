@@ -28,7 +28,6 @@ from eval.scorecard_schema import CARD_NAME, Record, read_scorecard, write_recor
 from eval.scorecard_tables import interval
 from eval.speedup import StepTimes
 
-FORMAT = "widedraft.checkpoints/2"
 JSON_NAME = "checkpoints.json"
 COLUMNS = ("checkpoint", "batches", "tokens", "α", "τ", "behind the best", "predicted speedup")
 
@@ -60,7 +59,7 @@ class Curve(Record):
 class Curves(Record):
     """checkpoints.json; fingerprints of target and draft identify its scorecard."""
 
-    format: Literal["widedraft.checkpoints/2"] = FORMAT
+    format: Literal["widedraft.checkpoints/2"] = "widedraft.checkpoints/2"
     target: str
     draft: str
     curves: tuple[Curve, ...]

@@ -718,7 +718,6 @@ def read_scorecard(path: Path) -> Scorecard:
     return card
 
 
-GRID_FORMAT = "widedraft.latency/3"
 TARGET = "target"  # name of the target among the models
 
 
@@ -743,7 +742,7 @@ class GridModel(ScoredModel):
 class GridFile(Record):
     """latency.json, or the file of `widedraft benchmark --grid`; models by the names of their steps."""
 
-    format: Literal["widedraft.latency/3"] = GRID_FORMAT
+    format: Literal["widedraft.latency/3"] = "widedraft.latency/3"
     models: dict[str, GridModel]
     threads: int
     cells: Some[GridCell]

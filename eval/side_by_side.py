@@ -34,7 +34,6 @@ from eval.responses import Trace
 from eval.scorecard_schema import Record, write_record
 
 Writer = Literal["target", "accepted", "corrected", "bonus"]
-FORMAT = "widedraft.examples/2"
 NUM_EXAMPLES = 4
 UNFINISHED = "\N{REPLACEMENT CHARACTER}"  # how a tokenizer decodes the first bytes of a character
 
@@ -51,7 +50,7 @@ class DecodedExample(Record):
 class Examples(Record):
     """examples.json; fingerprints identify its models."""
 
-    format: Literal["widedraft.examples/2"] = FORMAT
+    format: Literal["widedraft.examples/2"] = "widedraft.examples/2"
     target: str
     draft: str
     examples: tuple[DecodedExample, ...]

@@ -13,7 +13,7 @@ from eval.decoding.speculative import DecodingRequest, Emitted, decode_steps
 from eval.prompts import Prompt
 from eval.responses import read_traces
 from eval.scorecard import score_drafts
-from eval.side_by_side import FORMAT, chosen_indices, read_examples, writers_of, writers_of_steps
+from eval.side_by_side import chosen_indices, read_examples, writers_of, writers_of_steps
 from tests.rejections import rejects
 
 STOPS = frozenset(range(0, 264, 9))
@@ -84,6 +84,6 @@ def test_pieces_are_the_target_s_own_text(scored, target_tokenizer):
 def test_a_damaged_file_is_rejected_by_its_field(tmp_path):
     example = {"source": "p:1", "category": None, "prompt": "why", "pieces": [["so", "me"]]}
     path = tmp_path / "examples.json"
-    path.write_text(json.dumps({"format": FORMAT, "target": "1", "draft": "2", "examples": [example]}))
+    path.write_text(json.dumps({"format": "widedraft.examples/2", "target": "1", "draft": "2", "examples": [example]}))
     with rejects("examples.0.pieces.0.1"):
         read_examples(path)
