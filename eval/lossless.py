@@ -47,7 +47,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from scipy.stats import binom, binomtest, kstest, norm
 from torch import Tensor
 from transformers import DynamicCache, EncoderDecoderCache, PreTrainedModel
@@ -297,7 +296,6 @@ def find_parting(
 
 Models = tuple[PreTrainedModel, PreTrainedModel]  # target and draft
 Prompts = Sequence[Sequence[int]]
-Array = NDArray[np.float64]
 Inflated = Callable[[Tensor, Tensor, float], Tensor]
 
 MIN_OWN_ACCEPTANCE = 0.98  # own proposals accepted by a target in half precision; as in vLLM's tests of draft models

@@ -165,10 +165,6 @@ def tau(counts: ReplayCounts) -> float:
     return counts.emitted_tokens / counts.steps
 
 
-def ratio(numerator: float, denominator: float) -> float | None:
-    return numerator / denominator if denominator else None
-
-
 def per_position(count_XK: Array) -> tuple[float, ...]:
     return tuple(float(count) for count in count_XK.sum(axis=0))
 
