@@ -189,7 +189,12 @@ def prune_checkpoint(
         write_weights(layout, read, folder)
         write_json(with_special_ids(pruned_config, read_config(target)), folder / "config.json")
         write_text(plan.to_json(), folder / PLAN_NAME)
-        print_vocabulary(plan, source, folder, origin or {})
+        # A reduced head's ids; the target's vocabulary may be padded differently than that of a source which has them.
+        if plan.vocabulary is not None:
+            ids = DraftVocabulary(ids=plan.vocabulary, vocab_size=plan.draft.vocab, origin=origin or {})
+            write_draft_vocabulary(ids, folder)
+        elif plan.draft.head_vocab:
+            write_draft_vocabulary(replace(read_draft_vocabulary(source), vocab_size=plan.draft.vocab), folder)
         carry_files(target, folder)
         if finish is not None:
             finish(folder)
@@ -201,24 +206,16 @@ def prune_family(
     """Return layout, reader and config.json of a draft of a known family."""
     weights = open_weights(source, base_prefix=FAMILIES[plan.source.family].base_prefix)
     require_whole_source(weights, plan.source)
-    locations, layout = tensor_locations(plan.draft), draft_layout(plan, weights, dtype)
+    locations, layout = tensor_locations(plan.draft), dict[str, TensorInfo]()
+    for name, location in locations.items():
+        own = weights.info[source_name(plan, location, name)].dtype
+        layout[name] = TensorInfo(own if dtype is None else getattr(torch, dtype), location.size)
 
     def read(name: str) -> Tensor:
         tensor = draft_tensor(plan, locations[name], name, lambda original: require_numbers(weights, original))
         return tensor.to(layout[name].dtype)
 
     return layout, read, draft_config(config, plan, dtype)
-
-
-def print_vocabulary(plan: PruningPlan, source: Path, folder: Path, origin: Mapping[str, Any]) -> None:
-    """Write the ids of a reduced head next to the weights.
-
-    The ids of a source with a reduced head are copied; the target's vocabulary may be padded differently.
-    """
-    if plan.vocabulary is not None:
-        write_draft_vocabulary(DraftVocabulary(ids=plan.vocabulary, vocab_size=plan.draft.vocab, origin=origin), folder)
-    elif plan.draft.head_vocab:
-        write_draft_vocabulary(replace(read_draft_vocabulary(source), vocab_size=plan.draft.vocab), folder)
 
 
 def require_whole(weights: Weights, shape: Shape) -> list[str]:
@@ -244,14 +241,6 @@ def require_whole_source(weights: Weights, source: Shape) -> None:
                     "weights, else remove the head."
                 )
             raise UserError(f"{weights.files[name]}: {name} differs from {embedding}, {fix}")
-
-
-def draft_layout(plan: PruningPlan, weights: Weights, dtype: str | None) -> dict[str, TensorInfo]:
-    layout = {}
-    for name, location in tensor_locations(plan.draft).items():
-        own = weights.info[source_name(plan, location, name)].dtype
-        layout[name] = TensorInfo(own if dtype is None else getattr(torch, dtype), location.size)
-    return layout
 
 
 # --- config.json ----------------------------------------------------------------------------------------------------
