@@ -39,27 +39,22 @@ IDS = "head_ids"  # buffer of the head module
 ROWS_AT_ONCE = 4096  # rows summed in float64 at a time
 
 
-def put_head(lm: PreTrainedModel, weight_KH: Tensor, ids_K: Tensor) -> None:
-    """Replace a model's output head by one with these rows, untied from the input embedding.
+def cut_head(lm: PreTrainedModel, ids_K: Tensor) -> None:
+    """Keep only these rows of a causal language model's output head, untied from the input embedding.
 
     Args:
-        lm: A causal language model whose head has no bias.
         ids_K: The token id of each row, ascending, int64.
     """
-    head = nn.Linear(weight_KH.shape[1], len(weight_KH), bias=False, device="meta")
-    head.weight = nn.Parameter(weight_KH)
-    head.register_buffer(IDS, ids_K, persistent=False)
-    lm.set_output_embeddings(head)
-    config = lm.config.get_text_config(decoder=True)
-    config.tie_word_embeddings = False
-    setattr(config, CONFIG_KEY, len(weight_KH))
-
-
-def cut_head(lm: PreTrainedModel, ids_K: Tensor) -> None:
     old = lm.get_output_embeddings()
     assert isinstance(old, nn.Linear), "a causal language model has a linear output head"
     assert old.bias is None, "no supported family has a bias there"
-    put_head(lm, old.weight.detach()[ids_K].clone(), ids_K.to(old.weight.device))
+    head = nn.Linear(old.in_features, len(ids_K), bias=False, device="meta")
+    head.weight = nn.Parameter(old.weight.detach()[ids_K].clone())
+    head.register_buffer(IDS, ids_K.to(old.weight.device), persistent=False)
+    lm.set_output_embeddings(head)
+    config = lm.config.get_text_config(decoder=True)
+    config.tie_word_embeddings = False
+    setattr(config, CONFIG_KEY, len(ids_K))
 
 
 def head_ids(lm: PreTrainedModel) -> Tensor | None:
