@@ -43,6 +43,9 @@ from architectures.settings import Section
 if TYPE_CHECKING:
     from torch import Tensor
 
+    # Output of a teacher for some rows: logits_CV, or the entries of each row that a cache kept.
+    TeacherOutput: TypeAlias = Tensor | Mapping[str, Tensor]
+
 
 def forward_kl(student_logits_AV: Tensor, teacher_logits_AV: Tensor, *, temperature: float = 1.0) -> Tensor:
     """KL(teacher || student): mode-covering, the student must cover all of the teacher's mass.
@@ -240,12 +243,6 @@ def sampled_cross_entropy(student_logits_AV: Tensor, ids_AS: Tensor) -> Tensor:
     logits_AV = student_logits_AV.float()
     return logits_AV.logsumexp(dim=-1) - logits_AV.gather(-1, ids_AS).mean(dim=-1)
 
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    # Output of a teacher for some rows: logits_CV, or the entries of each row that a cache kept.
-    TeacherOutput: TypeAlias = Tensor | Mapping[str, Tensor]
 
 # Logits entries of a chunk of a loss. 2**23 of them, with their probabilities and gradients, are 200 MB. With 2**24
 # the peak at 8,192 tokens from 32,000 entries was 0.136 of the plain path's, above the limit of 1/8; time is the same
