@@ -27,6 +27,7 @@ from distill import pipeline
 from distill.checkpoints.checkpoint_files import find_checkpoints
 from distill.choose.candidates import FACTOR, Candidate, ChooseSettings, LeftOut, candidates_of, trials_folder
 from distill.recipe.recipe import Recipe, load_recipe, save_recipe
+from distill.recipe.sections import split_time
 from distill.run import ARTIFACTS, RECIPE_NAME, Artifact, Run, share_responses, source_folder, with_imported_target
 from distill.stage_inputs import sources_as_input
 from eval.speedup import Prospect, Ranked, drawn_times, prospect, ranking, step_times
@@ -39,7 +40,6 @@ REPEATS = 20  # of timed steps
 SURE = 0.975  # share of draws of the step times
 RIVAL_SHARE = 0.025  # of the draws, won by a rival: one of two equal drafts wins fewer in 5 % of runs
 RECORD_NAME = "choice.json"
-TRIAL = ("distill.eval_interval=1dur", "distill.save_interval=1dur")
 
 
 def choose(run: Run, settings: ChooseSettings) -> None:
@@ -50,7 +50,9 @@ def choose(run: Run, settings: ChooseSettings) -> None:
     share.lead(run.begin)
 
     # Candidates, as shapes only.
-    trial = load_recipe(path, [*overrides, f"distill.max_duration={settings.duration}", *TRIAL])
+    short = short_run(recipe, settings.duration)
+    own = [word for word in overrides if word.partition("=")[0] not in short]
+    trial = load_recipe(path, [*own, *(f"{key}={value}" for key, value in short.items())])
     folders = (source_folder(trial) or run.target, run.target)
     source, target = (Shape.from_config(read_config(each), where=str(each / "config.json")) for each in folders)
     candidates, left_out = candidates_of(trial, replace(source, vocab=target.vocab), settings)
@@ -92,6 +94,18 @@ def choose(run: Run, settings: ChooseSettings) -> None:
         changes = {"architecture": winner.recipe.architecture, "run_name": run_name, "run_dir": run_dir}
         save_recipe(recipe.model_copy(update=changes), out)
         print(f"\n{out}: the recipe of {winner.name}. Next: widedraft run {out}")
+
+
+def short_run(recipe: Recipe, duration: str) -> dict[str, str]:
+    """Return the settings of a short training run, by their keys.
+
+    It warms up for longer: in 5% of 120 batches, the loss of two layers rose threefold at a learning rate that suits
+    the whole training run.
+    """
+    settings = {"max_duration": duration, "eval_interval": "1dur", "save_interval": "1dur"}
+    if split_time(recipe.distill.scheduler.t_warmup)[0] > 0:
+        settings["scheduler.t_warmup"] = "0.25dur"
+    return {f"distill.{key}": value for key, value in settings.items()}
 
 
 # --- step times ----------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from distill import pipeline, train
 from distill.checkpoints.checkpoint_files import find_checkpoints
 from distill.choose import search
 from distill.choose.candidates import DEPTHS, Candidate, ChooseSettings, candidates_of
-from distill.choose.search import choose, in_play, measured_steps, trained_together, worth_training
+from distill.choose.search import choose, in_play, measured_steps, short_run, trained_together, worth_training
 from distill.recipe.recipe import load_recipe, save_recipe
 from distill.run import Run
 from eval import scorecard
@@ -70,7 +70,8 @@ CACHED = "distill.teacher={source: cache}"  # candidates share responses and cac
 
 @pytest.mark.usefixtures("step_times", "training_here")
 def test_candidates_are_trained_and_the_winner_is_a_recipe(run_choose, recipe_file, tmp_path, capfd):
-    assert run_choose(CACHED, "--layers", 1, 2, 3, "--duration", "2ba", "--longest", "2ba") == 0
+    own = (CACHED, "distill.max_duration=3ba")  # of the winner
+    assert run_choose(*own, "--layers", 1, 2, 3, "--duration", "2ba", "--longest", "2ba") == 0
     run = tmp_path / "out"
     record = json.loads((run / "choose" / "choice.json").read_text())
     assert [each["candidate"] for each in record["left_out"]] == ["3-layers"]
@@ -78,7 +79,7 @@ def test_candidates_are_trained_and_the_winner_is_a_recipe(run_choose, recipe_fi
     assert {each["draft"] for each in ranked} == {"1-layers", "2-layers"}
     assert sorted(path.name for path in (run / "choose" / "2ba").iterdir()) == ["1-layers", "2-layers", "eval"]
     assert not (run / "draft").exists()
-    chosen, given = load_recipe(run / "choose" / "recipe.yaml"), load_recipe(recipe_file, [*TINY, CACHED])
+    chosen, given = load_recipe(run / "choose" / "recipe.yaml"), load_recipe(recipe_file, [*TINY, *own])
     assert chosen.run_name == f"tiny-{ranked[0]['draft']}"
     assert f"{chosen.architecture.layers}-layers" == ranked[0]["draft"]
     assert (chosen.architecture.intermediate, chosen.architecture.method) == (96, "first_last")
@@ -87,11 +88,17 @@ def test_candidates_are_trained_and_the_winner_is_a_recipe(run_choose, recipe_fi
     capfd.readouterr()
 
     words = ("--layers", 1, 2, "--duration", "2ba", "--longest", "2ba", "--out", tmp_path / "mine.yaml")
-    assert run_choose(CACHED, *words) == 0
+    assert run_choose(*own, *words) == 0
     printed = capfd.readouterr().out
     for name in ("1-layers", "2-layers"):
         assert f"{run / 'choose' / '2ba' / name / 'draft'}: up to date" in printed
     assert load_recipe(tmp_path / "mine.yaml").architecture.intermediate == 96
+
+
+@pytest.mark.parametrize(("given", "found"), [("0.05dur", "0.25dur"), ("0ba", None)])
+def test_short_training_runs_warm_up_for_longer(recipe_file, given, found):
+    recipe = load_recipe(recipe_file, [f"distill.scheduler.t_warmup={given}"])
+    assert short_run(recipe, "9ba").get("distill.scheduler.t_warmup") == found
 
 
 @pytest.mark.usefixtures("step_times")
