@@ -92,8 +92,6 @@ def terms_of(target: Path, given: str | None) -> Terms:
 
 
 def licence_of_card(target: Path) -> str | None:
-    from huggingface_hub import ModelCard  # imported here: half a second
-
     file = target / "README.md"
     if not file.is_file():
         return None

@@ -209,12 +209,9 @@ def forms(out: Path) -> list[Path]:
 
 def lay_out_small_head(draft: Path, out: Path) -> str | None:
     """Write the whole-head form at the root, the draft, and its own-tokenizer form; return why that is missing."""
+    convert_draft(draft, out, "whole")
+    (out / MANIFEST_NAME).unlink()
     copy_draft(draft, out / SMALL_HEAD)
-    convert_draft(draft, out / "whole", "whole")
-    (out / "whole" / MANIFEST_NAME).unlink()
-    for path in (out / "whole").iterdir():
-        path.rename(out / path.name)
-    (out / "whole").rmdir()
     try:
         convert_draft(draft, out / OWN_TOKENIZER, "own-tokenizer")
     except UserError as error:
