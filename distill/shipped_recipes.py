@@ -113,11 +113,6 @@ tensor parallel: sizes that vLLM and SGLang support; llama.cpp: supported block 
 NAMES_NOTE = "wide-829m is five layers of Llama-3.2-1B: its name counts the tied output head a second time (829.4M)."
 
 
-def shapes_page() -> list[Block]:
-    rows = [row(name, named.nominal, named.shape) for name, named in NAMED_SHAPES.items()]
-    return [shapes_table(rows), f"{NOTES}\n{NAMES_NOTE}"]
-
-
 def target_page(target: Shape, name: str) -> list[Block]:
     rows, refused = [row("target", "", target)], defaultdict[str, list[str]](list)
     for key, named in NAMED_SHAPES.items():
@@ -189,7 +184,8 @@ def print_shapes(target: str) -> None:
     from architectures.hub import NOT_HERE, config_at_hand
 
     if not target:
-        print(terminal(*shapes_page()))
+        rows = [row(name, named.nominal, named.shape) for name, named in NAMED_SHAPES.items()]
+        print(terminal(shapes_table(rows), f"{NOTES}\n{NAMES_NOTE}"))
         return
     config, own = config_at_hand(target, "main")
     print(terminal(*target_page(Shape.from_config(config, where=target), target)))
