@@ -113,10 +113,8 @@ def conversation_of(messages: Sequence[Message], where: str, tools: tuple[dict[s
     if not follows or not set(follows) <= {"user", "tool"}:
         kind = "messages must contain assistant turns, those of weight 0 aside, each after a user turn"
         raise RowError(f"{where}: {kind}, got {', '.join(roles)}. Fix or delete this row, {WRITTEN_INSTEAD}.", kind)
-    learned = [
-        message | {"content": message["content"].strip()} if message["role"] == "assistant" else message
-        for message in messages[: learned_at[-1] + 1]
-    ]
+    until_last = messages[: learned_at[-1] + 1]
+    learned = (stripped(message) if message["role"] == "assistant" else message for message in until_last)
     return Conversation(where, tuple(learned), tools)
 
 

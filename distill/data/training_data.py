@@ -255,20 +255,12 @@ Row = TypeVar("Row", bound=Prompt | Conversation)
 
 def drop_duplicates(prompts: Sequence[Row]) -> list[Row]:
     """Return the distinct prompts, so that none is both held out and trained on; print the number of duplicates."""
-    different = distinct(prompts)
-    if len(different) < len(prompts):
-        print(
-            f"{len(prompts) - len(different)} of {len(prompts)} prompts are duplicates and are dropped",
-            file=sys.stderr,
-        )
-    return different
-
-
-def distinct(prompts: Sequence[Row]) -> list[Row]:
     first: dict[str, Row] = {}
     for prompt in prompts:
         content = {name: value for name, value in asdict(prompt).items() if name not in ("source", "category", "task")}
         first.setdefault(fingerprint_value(content), prompt)
+    if len(first) < len(prompts):
+        print(f"{len(prompts) - len(first)} of {len(prompts)} prompts are duplicates and are dropped", file=sys.stderr)
     return list(first.values())
 
 
