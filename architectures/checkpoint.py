@@ -10,7 +10,6 @@ Shape suffixes used in this file:
 """
 
 import json
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -29,7 +28,7 @@ from torch import Tensor
 from architectures.console import track
 from architectures.errors import UserError
 from architectures.families.family import StoredNames
-from architectures.files import checked, format_bytes, read_json_object, write_json
+from architectures.files import checked, read_json_object, require_space, write_json
 
 SINGLE_NAME = "model.safetensors"
 HINT = "Choose another directory, or empty this one."
@@ -275,13 +274,7 @@ def write_weights(
     Raises:
         UserError: If the disk has too little free space; nothing is written then.
     """
-    total_bytes = sum(info.num_bytes for info in layout.values())
-    free_bytes = shutil.disk_usage(folder).free
-    if total_bytes > free_bytes:
-        raise UserError(
-            f"{folder}: the weights need {format_bytes(total_bytes)}, the disk has {format_bytes(free_bytes)} "
-            "free. Free disk space or choose another directory."
-        )
+    require_space(folder, sum(info.num_bytes for info in layout.values()))
     split = split_state_dict_into_shards_factory(
         dict(layout),
         get_storage_size=lambda info: info.num_bytes,

@@ -223,6 +223,15 @@ def free_bytes(folder: Path) -> int:
     ).free
 
 
+def require_space(path: Path, needed: int) -> None:
+    """Raise UserError if the disk of an existing or future path has too little free space."""
+    if needed > (free := free_bytes(path)):
+        raise UserError(
+            f"{path}: {format_bytes(needed)} are needed, the disk has {format_bytes(free)} free. Free disk space, or "
+            "choose another directory."
+        )
+
+
 Value = TypeVar("Value")
 WITHOUT_VALUE = ("missing", "json_invalid")  # error types whose input is the whole surrounding value
 MIB = 1 << 20

@@ -1,7 +1,6 @@
 """Export a checkpoint directory to a GGUF file: metadata, then each tensor reordered for llama.cpp and quantised."""
 
 import json
-import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,7 +22,7 @@ from architectures.convert import read_small_draft, write_whole
 from architectures.errors import UserError
 from architectures.families import FAMILIES
 from architectures.families.family import Gguf
-from architectures.files import format_bytes, partial_path
+from architectures.files import partial_path, require_space
 from architectures.gguf_format import CONVERTER, GgufKind, gguf_architecture
 from architectures.gguf_import import (
     ROPE_FACTORS,
@@ -319,11 +318,7 @@ def write_gguf(folder: Path, out: Path, kind: GgufKind, name: str) -> GgufFile:
         stored[ROPE_FACTORS] = factors.shape
     types = {tensor: quantisation(size, kind) for tensor, size in stored.items()}
     num_bytes = {tensor: stored_bytes(stored[tensor], types[tensor]) for tensor in stored}
-    needed, free = sum(num_bytes.values()), shutil.disk_usage(out.parent).free
-    if needed > free:
-        raise UserError(
-            f"{out}: needs {format_bytes(needed)}, the disk has {format_bytes(free)} free. Free disk space."
-        )
+    require_space(out, sum(num_bytes.values()))
 
     def read(gguf_name: str) -> Tensor:
         if gguf_name == ROPE_FACTORS:

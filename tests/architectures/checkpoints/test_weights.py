@@ -8,7 +8,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from architectures import checkpoint as weights_module
 from architectures.checkpoint import (
     TensorInfo,
     open_weights,
@@ -158,11 +157,11 @@ def test_missing_unknown_and_resized_tensors_are_named(tmp_path):
 
 def test_a_full_disk_is_noticed_before_writing(tmp_path, monkeypatch):
     usage = shutil.disk_usage(tmp_path)
-    monkeypatch.setattr(weights_module.shutil, "disk_usage", lambda _: usage._replace(free=139))
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=139))
     with rejects("140 bytes", "139 bytes"):
         write(tmp_path)
     assert list(tmp_path.iterdir()) == []
-    monkeypatch.setattr(weights_module.shutil, "disk_usage", lambda _: usage._replace(free=140))
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=140))
     write(tmp_path)
 
 
