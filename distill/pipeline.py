@@ -468,7 +468,7 @@ def run_training(run: Run, *options: str) -> None:
     They inherit this process's locks, so a run stays owned for as long as it trains.
 
     Args:
-        run: If this process has all of its work, but a launcher started several, it trains on this process's device.
+        run: Trained by all processes of its `share`; by this one alone, on its own device, if that has one of several.
     """
     environment = {**os.environ, "PYTHONSAFEPATH": "1"}  # a user's eval.py in the working directory must not hide eval
     command = training_command([*run.training_words, *options])
